@@ -72,12 +72,12 @@ def figures(duels: dict[str, dict[str, Any]]) -> dict[str, Figure]:
         found[f"{name}: claim, {each['verdict']}"] = one(each["claim"]["value"], 1, ci95=bounds)
         found[f"{name}: recipe in plain trainings"] = one(each["real"], ROUNDS)
         found[f"{name}: plain Optuna's best in plain trainings"] = one(each["plain"], ROUNDS)
-    faster = [each for each in duels.values() if each["verdict"] == "faster"]
+    faster = [duel for duel in duels.values() if duel["verdict"] == "faster"]
     found["runs that end faster"] = one(len(faster), len(duels), {"min": float(len(duels))})
-    times = [each["claimed_at_seconds"] for each in duels.values() if each["claimed_at_seconds"] is not None]
+    times = [duel["claimed_at_seconds"] for duel in duels.values() if duel["claimed_at_seconds"] is not None]
     middle = statistics.median(times) if times else None
     found["seconds to the first claim, median"] = one(middle, len(times), {"max": 60.0})
-    ratios = [each["real"] / each["plain"] for each in duels.values() if each["plain"]]
+    ratios = [duel["real"] / duel["plain"] for duel in duels.values() if duel["plain"]]
     found["recipe over plain Optuna's best, median"] = one(
         statistics.median(ratios) if ratios else None, len(ratios), {"min": MEDIAN_RATIO}
     )

@@ -127,7 +127,7 @@ def is_away(before: KnobValue, after: KnobValue, baseline: KnobValue) -> bool:
 
 def differences(records: Sequence[TrialRecord]) -> Iterator[tuple[str, KnobValue, KnobValue, Seen]]:
     """Each pair of trials that differ in one knob: the knob, its values, and what the second shows."""
-    searched = [each for each in records if each.phase in (Phase.BASELINE, Phase.SEARCH)]
+    searched = [record for record in records if record.phase in (Phase.BASELINE, Phase.SEARCH)]
     ratios: dict[Configuration, tuple[float | None, TrialRecord]] = {}
     for record in searched:
         configuration = Configuration(record.asked or record.configuration)

@@ -62,10 +62,10 @@ def below(pid: int) -> set[psutil.Process]:
 
 def marked(marker: str) -> Iterator[psutil.Process]:
     """Every process anywhere that has inherited the marker in its environment."""
-    for each in psutil.process_iter():
+    for process in psutil.process_iter():
         try:
-            if each.status() != psutil.STATUS_ZOMBIE and marker in each.environ():
-                yield each
+            if process.status() != psutil.STATUS_ZOMBIE and marker in process.environ():
+                yield process
         except psutil.Error:
             continue
 
@@ -112,7 +112,7 @@ def run_study(
         left = orphans(marker, expected_of(study))
         tally.orphans += len(left)
         tally.wrong += [f"left {each}" for each in left]
-        kept = {each.trial: each for each in read_trials(study.run.directory)}
+        kept = {record.trial: record for record in read_trials(study.run.directory)}
         tally.survived += kept.get(record.trial) == record
     study.end()
 
@@ -124,7 +124,7 @@ def tallies_of(quick: bool) -> dict[str, Tally]:
     os.environ[f"AUTOTUNE_FAULTS_{os.getpid()}"] = "1"
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as folder, memory_cgroup() as group:
-        chosen = [each for each in FAULTS if (group or not each.cgroup) and not (quick and each.name in SLOW)]
+        chosen = [fault for fault in FAULTS if (group or not fault.cgroup) and not (quick and fault.name in SLOW)]
         tallies = {fault.name: Tally() for fault in chosen}
         reference = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
         with LocalExecutor(reference, logs=Path(folder)) as processes:

@@ -51,7 +51,7 @@ class Turns:
         trial = self._processes.launch(configuration, log=str(self._folder / "log.txt"), data=self._data)
         assert isinstance(trial, TrialProcess)
         warm = trial.warm_up(PATIENCE_SECONDS)
-        self._data = Data.found_by(warm.started)
+        self._data = Data.from_started(warm.started)
         self.first_step_seconds.append(warm.first_step_seconds)
         return trial
 
@@ -68,16 +68,16 @@ class Turns:
                 rates.append(math.log((pace[0] + pace[1]) / 2 / pace[2]))
                 after_pause.append(math.log(pace[0] / pace[1]))
         finally:
-            for each in sides:
-                each.kill()
+            for side in sides:
+                side.kill()
         return rates, after_pause
 
 
 def opened_devices() -> list[str]:
     """The NVIDIA devices that a template of this process has open, which would keep its forks from using CUDA."""
     found = set()
-    for each in psutil.Process().children(recursive=True):
-        for link in Path(f"/proc/{each.pid}/fd").glob("*"):
+    for process in psutil.Process().children(recursive=True):
+        for link in Path(f"/proc/{process.pid}/fd").glob("*"):
             target = os.readlink(link)
             found |= {target} if target.startswith("/dev/nvidia") else set()
     return sorted(found)

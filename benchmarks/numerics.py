@@ -67,7 +67,7 @@ class Bench:
         checks = [
             check_parity(self._reference[index * len(SEEDS) :][: len(SEEDS)], curve) for index, curve in enumerate(own)
         ]
-        return sum(each.passed for each in checks), sum(each.conclusive for each in checks)
+        return sum(check.passed for check in checks), sum(check.conclusive for check in checks)
 
     def close(self) -> None:
         """End its processes."""

@@ -76,7 +76,7 @@ def measured(rounds: Rounds, wanted: Sequence[Configuration], passes: int, secon
 
 def mean(speedups: Iterable[float]) -> float:
     """The geometric mean; 0 for a configuration that always failed."""
-    logarithms = [math.log(each) for each in speedups]
+    logarithms = [math.log(speedup) for speedup in speedups]
     return math.exp(statistics.fmean(logarithms)) if logarithms else 0.0
 
 

@@ -196,7 +196,7 @@ def examples_in_epoch(workload: Workload) -> int:
     if not workload.batched and dataset.cardinality() >= 0:
         return int(dataset.cardinality())
     batches = apply.pipeline(dataset, configuration, batched=workload.batched)
-    return sum(int(keras.tree.flatten(each)[0].shape[0]) for each in batches)
+    return sum(int(keras.tree.flatten(batch)[0].shape[0]) for batch in batches)
 
 
 def answer(workload: Workload, request: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from autotune.data.options import LongRunOptions
 from autotune.recipe.guard import Guard
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.sources import directory_of
-from autotune.runtime.supervisor import leave
+from autotune.runtime.supervisor import exit_now
 from autotune.script.execute import run_as_main
 from autotune.script.loading import parse_reference
 from autotune.script.long_run import LongRun
@@ -48,7 +48,7 @@ class Timer(Guard):
         if len(timed) > FEWEST_CALLS and timed[-1] - timed[0] >= self._seconds:
             call_seconds = statistics.median(after - before for before, after in itertools.pairwise(timed))
             print("\n" + json.dumps({"samples_per_second": self._examples_per_call / call_seconds}))
-            leave(0)
+            exit_now(0)
 
 
 class TimedRun(LongRun):

@@ -261,9 +261,9 @@ class RecordedTrials(SimulatedTrials):
 
     def _baseline(self) -> RecordedTrial | None:
         """The baseline's latest process that is alive."""
-        for each in reversed(self.alive):
-            if isinstance(each, RecordedTrial) and each.configuration == self._baseline_configuration:
-                return each
+        for trial in reversed(self.alive):
+            if isinstance(trial, RecordedTrial) and trial.configuration == self._baseline_configuration:
+                return trial
         return None
 
 

@@ -32,8 +32,8 @@ from autotune.space.changes import Context
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
-from autotune.tuning.beliefs import Evidence
-from autotune.tuning.candidates import WAITS, Proposals
+from autotune.tuning.beliefs import Observations
+from autotune.tuning.candidates import INPUT_BOUND_SHARE, Proposals
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.trial import now_utc
 
@@ -111,7 +111,7 @@ class Machine:
 
     def waits(self, configuration: Configuration) -> bool:
         """Whether it waits for input, as the tuner asks."""
-        return bool(self._waiting[self._places(configuration)] > WAITS)
+        return bool(self._waiting[self._places(configuration)] > INPUT_BOUND_SHARE)
 
     def _places(self, configuration: Configuration) -> tuple[int, ...]:
         return tuple(choices.index(configuration[name]) for name, choices in self.space.choices.items())
@@ -167,26 +167,26 @@ class Ours:
         self._steered = steered  # a wait for input decides what is tried first
         self._sampler = Sampler(space, file=None, name="benchmark", seed=seed)
         self._proposals = Proposals(space, self._sampler)
-        self._asked: optuna.Trial | None = None
+        self._optuna_trial: optuna.Trial | None = None
         self._told = 0
         self._sampler.catch_up([record_of(space.baseline, 0, 0.0)])
 
     def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`."""
-        best = max(tried, key=lambda each: tried[each])
+        best = max(tried, key=lambda configuration: tried[configuration])
         now = Context(waits_for_input=self._steered and waits(best))
-        propose = partial(self._proposals.next, tried, best, context=now, evidence=Evidence(ratios=tried))
+        propose = partial(self._proposals.next, tried, best, context=now, observations=Observations(ratios=tried))
         proposed = propose() or propose(last=True)
         if proposed is None:
             return None
-        self._asked, configuration = proposed
+        self._optuna_trial, configuration = proposed
         return configuration
 
     def tell(self, configuration: Configuration, speed: float) -> None:
         """See `Searcher`."""
-        assert self._asked is not None
+        assert self._optuna_trial is not None
         self._told += 1
-        self._sampler.tell(self._asked, record_of(configuration, self._told, speed))
+        self._sampler.tell(self._optuna_trial, record_of(configuration, self._told, speed))
 
 
 def record_of(configuration: Configuration, number: int, speed: float) -> TrialRecord:
@@ -210,12 +210,12 @@ class OfOptuna:
         self._space, self._rng = space, random.Random(seed)
         self._distributions: dict[str, BaseDistribution] = {
             name: IntDistribution(0, len(choices) - 1)
-            if len(choices) > 2 and all(type(each) is int for each in choices)
+            if len(choices) > 2 and all(type(choice) is int for choice in choices)
             else CategoricalDistribution(range(len(choices)))
             for name, choices in space.choices.items()
         }
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._asked: optuna.Trial | None = None
+        self._optuna_trial: optuna.Trial | None = None
         places = {name: choices.index(space.baseline[name]) for name, choices in space.choices.items()}
         self._study.add_trial(optuna.trial.create_trial(params=places, distributions=self._distributions, value=0.0))
 
@@ -224,22 +224,22 @@ class OfOptuna:
         if len(tried) >= self._space.size:
             return None
         for _ in range(REPEATS):
-            self._asked = self._study.ask(self._distributions)
-            configuration = self._configuration(self._asked.params)
+            self._optuna_trial = self._study.ask(self._distributions)
+            configuration = self._configuration(self._optuna_trial.params)
             if configuration not in tried:
                 return configuration
-            self._study.tell(self._asked, tried[configuration])
+            self._study.tell(self._optuna_trial, tried[configuration])
         while configuration in tried:
             configuration = self._configuration(
                 {name: self._rng.randrange(len(choices)) for name, choices in self._space.choices.items()}
             )
-        self._asked = None
+        self._optuna_trial = None
         return configuration
 
     def tell(self, configuration: Configuration, speed: float) -> None:
         """See `Searcher`."""
-        if self._asked is not None:
-            self._study.tell(self._asked, speed)
+        if self._optuna_trial is not None:
+            self._study.tell(self._optuna_trial, speed)
 
     def _configuration(self, places: dict[str, int]) -> Configuration:
         return self._space.configuration({name: choices[places[name]] for name, choices in self._space.choices.items()})
@@ -309,17 +309,17 @@ def study(machine: Machine, searcher: Searcher, seed: int) -> Course:
             break
         tried[configuration] = machine.speed(configuration) + rng.gauss(0.0, ERROR)
         searcher.tell(configuration, tried[configuration])
-        favoured = max(tried, key=lambda each: tried[each])
+        favoured = max(tried, key=lambda configuration: tried[configuration])
         regrets.append(machine.best - machine.speed(favoured))
     return Course(regrets=regrets)
 
 
 def row(courses: Sequence[Course]) -> dict[str, Figure]:
     """The figures of one sampler on one kind."""
-    median = statistics.median(each.until_near for each in courses)
+    median = statistics.median(course.until_near for course in courses)
     return {
         "candidates until within 5%": one(median if math.isfinite(median) else None, len(courses)),
-        **{f"after {n}": mean([each.share_after(n) for each in courses]) for n in SHOWN_AFTER},
+        **{f"after {n}": mean([course.share_after(n) for course in courses]) for n in SHOWN_AFTER},
     }
 
 
@@ -332,7 +332,7 @@ def main() -> None:
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     searchers, found = available(), dict[str, Figure]()
     columns = ["within 5%", *(f"after {n}" for n in SHOWN_AFTER)]
-    print(f"{'kind':<28} {'sampler':<24}" + "".join(f"{each:>11}" for each in columns))
+    print(f"{'kind':<28} {'sampler':<24}" + "".join(f"{column:>11}" for column in columns))
     for kind, drawn in machines(studies):
         for name, searcher in searchers.items():
             courses = [study(machine, searcher(machine.space, seed), seed) for seed, machine in enumerate(drawn)]

@@ -96,7 +96,7 @@ CASES = (
 def digest(folder: Path) -> str:
     """Of all files below a directory: names, contents."""
     whole = hashlib.sha256()
-    for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         whole.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return whole.hexdigest()
 
@@ -122,8 +122,8 @@ class Measured:
         """Tune, and train in turns."""
         with tempfile.TemporaryDirectory(prefix="script-") as made:
             folder = Path(made)
-            for each in SCRIPTS.glob("*.py"):
-                shutil.copy(each, folder)
+            for path in SCRIPTS.glob("*.py"):
+                shutil.copy(path, folder)
             self._write(folder, 1)
             alone = seconds_of([self._name, *self.script.arguments(1)], folder, self._log)
             before = digest(folder)
@@ -223,11 +223,11 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Figure]:
 def main() -> None:
     """Measure, and print the table."""
     made = parser(__doc__)
-    made.add_argument("--only", action="append", choices=[each.name for each in CASES], help="a script; all by default")
+    made.add_argument("--only", action="append", choices=[case.name for case in CASES], help="a script; all by default")
     made.add_argument("--budget", default="90s", help="of each tuning")
     made.add_argument("--runs", type=Path, help="keep run directories and logs here")
     options = made.parse_args()
-    cases = [each for each in CASES if not options.only or each.name in options.only][: 2 if options.quick else None]
+    cases = [case for case in CASES if not options.only or case.name in options.only][: 2 if options.quick else None]
     with tempfile.TemporaryDirectory(prefix="scripts-") as scratch:
         kept = (options.runs or Path(scratch)).resolve()
         kept.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from autotune.data.record import Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.space.changes import Context
 from autotune.space.configuration import Configuration
-from autotune.tuning.beliefs import Evidence
+from autotune.tuning.beliefs import Observations
 from autotune.tuning.candidates import Proposals
 from autotune.tuning.sampler import Sampler
 
@@ -144,19 +144,19 @@ def regret(machine: Machine, in_flight: int, seed: int) -> float:
     known = {space.baseline}
     for number in range(1, COMPARED_AFTER + in_flight):
         if len(running) == in_flight or number > COMPARED_AFTER:
-            asked, configuration = running.popleft()
+            optuna_trial, configuration = running.popleft()
             measured[configuration] = machine.speed(configuration) + rng.gauss(0.0, ERROR)
-            sampler.tell(asked, record_of(configuration, len(measured), measured[configuration]))
+            sampler.tell(optuna_trial, record_of(configuration, len(measured), measured[configuration]))
         if number <= COMPARED_AFTER:
-            best = max(measured, key=lambda each: measured[each])
-            evidence = Evidence(running=[each for _, each in running], ratios=measured)
+            best = max(measured, key=lambda configuration: measured[configuration])
+            observations = Observations(running=[each for _, each in running], ratios=measured)
             now = Context(waits_for_input=machine.waits(best))
-            propose = partial(proposals.next, known, best, context=now, evidence=evidence)
+            propose = partial(proposals.next, known, best, context=now, observations=observations)
             proposed = propose() or propose(last=True)
             if proposed is not None:
                 running.append(proposed)
                 known.add(proposed[1])
-    favoured = max(measured, key=lambda each: measured[each])
+    favoured = max(measured, key=lambda configuration: measured[configuration])
     return machine.best - machine.speed(favoured)
 
 

@@ -21,7 +21,7 @@ from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
 from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
-from autotune.runtime.executor import IN_SEARCH, Executor, LiveTrial, TrialFailed, WarmUp, never
+from autotune.runtime.executor import SEARCH_TIMING, Executor, LiveTrial, TrialFailed, WarmUp, never
 from autotune.runtime.protocol import (
     BranchRuns,
     Data,
@@ -95,7 +95,7 @@ class SimulatedTrial(LiveTrial):
         configuration: Configuration,
         *,
         luck: float,
-        timing: TrialTiming = IN_SEARCH,
+        timing: TrialTiming = SEARCH_TIMING,
         losses: Trainings | None = None,
     ) -> None:
         self.configuration = configuration
@@ -104,7 +104,7 @@ class SimulatedTrial(LiveTrial):
         self._trials = trials
         self._luck = luck
         self.losses = losses
-        self._requested = trials.clock()
+        self._requested_at = trials.clock()
         self._state = _State.LAUNCHED
         self._trained = 0
         self._slices = 0
@@ -132,10 +132,10 @@ class SimulatedTrial(LiveTrial):
         """See `LiveTrial`. Raises what `failure` says, or OOM where the live trials do not fit."""
         trials = self._trials
         self._require(_State.LAUNCHED)
-        deadline = self._requested + timeout_seconds
+        deadline = self._requested_at + timeout_seconds
         self._pass(trials.start_seconds, deadline)
         self._fail_as_told(deadline)
-        first_step_seconds = trials.clock() - self._requested
+        first_step_seconds = trials.clock() - self._requested_at
         on_started(self._started())
         pace = self._pace()
         by_epochs, call_seconds, epoch_seconds = self._shape(pace)
@@ -170,7 +170,7 @@ class SimulatedTrial(LiveTrial):
             ),
             launch_seconds=LAUNCH_SECONDS,
             first_step_seconds=first_step_seconds,
-            ready_seconds=trials.clock() - self._requested,
+            ready_seconds=trials.clock() - self._requested_at,
             first_loss=FIRST_LOSS,
             **trials.model(self.configuration),
         )
@@ -252,7 +252,7 @@ class SimulatedTrial(LiveTrial):
         trials, runs = self._trials, self.losses
         self._require(_State.LAUNCHED)
         assert runs is not None, "a trial that was launched to be timed was asked for losses"
-        deadline = self._requested + timeout_seconds
+        deadline = self._requested_at + timeout_seconds
         self._pass(trials.start_seconds, deadline)
         if stopped():
             raise TrialFailed(Outcome.INTERRUPTED, "stopped by the user")
@@ -325,7 +325,7 @@ class SimulatedTrial(LiveTrial):
             if failure.outcome is Outcome.TIMEOUT:
                 trials.clock.advance(max(0.0, deadline - trials.clock()))
             raise self._ended(failure)
-        if not trials.fits_together([each.configuration for each in trials.alive]):
+        if not trials.fits_together([trial.configuration for trial in trials.alive]):
             raise self._ended(TrialFailed(Outcome.OOM, "ResourceExhaustedError: out of memory"))
 
     def _ended(self, failure: TrialFailed) -> TrialFailed:
@@ -454,7 +454,7 @@ class SimulatedTrials(Executor):
     @property
     def alive(self) -> list[SimulatedTrial]:
         """The trials that hold memory, in the order they were launched."""
-        return [each for each in self.launched if each.alive]
+        return [trial for trial in self.launched if trial.alive]
 
     # --------------------------------------------------------------------------------------------- Trials
 
@@ -470,7 +470,7 @@ class SimulatedTrials(Executor):
         seat: str = "",
         log: str,
         data: Data | None,
-        timing: TrialTiming = IN_SEARCH,
+        timing: TrialTiming = SEARCH_TIMING,
         losses: Trainings | None = None,
     ) -> SimulatedTrial:
         """See `Executor`; no log is written."""

@@ -32,7 +32,7 @@ from autotune.space.knobs import Device
 from autotune.space.space_file import SearchSpace
 from autotune.stats.intervals import Spread, claim_interval, overall_log_ratios, process_prior
 from autotune.tuning import costs
-from autotune.tuning.confirmation import Finalist, FreshPairs, SlicePlan
+from autotune.tuning.confirmation import FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.earlier_runs import read_earlier
 from autotune.tuning.events import silent
 from autotune.tuning.rules import Limits
@@ -324,8 +324,8 @@ class Fresh:
         self.left, self.before = left, len(trials.launched)
         self.began = trials.clock()
         sides = [self.run.baseline, configuration, champion]
-        reference, trial, other = (None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides)
-        self.confirmation = Finalist(reference=reference, trial=trial, best_leader=other, in_search=found[0])
+        reference, trial, other = (None if side is None else self.run.new_trial(Phase.CONFIRM, side) for side in sides)
+        self.confirmation = LeaderTrials(reference=reference, trial=trial, best_leader=other, search_record=found[0])
         self.run.deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
         self.pairs = FreshPairs(self.run, timeout=60.0)
 

@@ -139,14 +139,14 @@ def test_a_resumed_run_leaves_out_what_it_had_not(tmp_path):
     assert len(known) == 1
     recipe = go_on(machine(), path, space=SPACE, budget=600.0, keeps_budget=False)
     assert {each.knob for each in recipe.evidence.contributions} == {"jit_compile", "steps_per_execution"}
-    (first,) = (each for each in recipe.evidence.contributions if each.trial == known[0].trial)
+    (first,) = (contribution for contribution in recipe.evidence.contributions if contribution.trial == known[0].trial)
     assert first.gain == known[0].ablation.gain
 
 
 def is_second(event, watcher):
     """Whether the second ablation begins: each has two trials."""
     is_ablation = isinstance(event, TrialBegan) and event.phase is Phase.ABLATION
-    return is_ablation and sum(each.phase is Phase.ABLATION for each in watcher.of(TrialBegan)) > 2
+    return is_ablation and sum(event.phase is Phase.ABLATION for event in watcher.of(TrialBegan)) > 2
 
 
 def test_the_history_has_the_knob_and_its_gain(tmp_path):

@@ -154,7 +154,7 @@ def test_fewer_calls_that_were_faster_name_the_launch_as_limit():
     with_more = of_speed(2.3, 2.1, 2.5, steps_per_execution=16, batch_size=128)
     for trial in (vague, with_more):
         (said,) = advice(baseline, None, None, [trial])
-        assert said == "What limits it cannot be told (the step waits for input 0% of its time)."
+        assert said == "The bottleneck is unknown (the step waits for input 0% of its time)."
 
 
 def test_input_is_the_limit_only_if_the_pipeline_alone_is_slower():
@@ -234,7 +234,7 @@ def test_advice_skips_changes_tried_in_force_or_out_of_reach():
 def test_a_balanced_training_is_not_limited_by_anything():
     balanced = Bottleneck(name="balanced", share=0.5, why="matrix work and element-wise operations share the time")
     said = advice(a_trial(0, balanced), a_trial(1, balanced), None)
-    assert said == [f"What limits it cannot be told ({balanced.why})."]
+    assert said == [f"The bottleneck is unknown ({balanced.why})."]
 
 
 def test_a_profile_that_could_not_be_read_is_told_once():
@@ -258,6 +258,6 @@ def test_gpu_roofline_needs_mostly_known_operations(monkeypatch, bounds, share):
     rows = [("Total", "Program", "HBM", 100.0, False), ("3", "MatMul", "HBM", 100.0, False)]
     rows += [("Total", "MatMul", bound, seconds, False) for bound, seconds in bounds.items()]
     rows += [("Total", "MatMul", "HBM", 100.0, True)]
-    table = {"cols": [{"id": each} for each in columns], "rows": [{"c": [{"v": v} for v in row]} for row in rows]}
+    table = {"cols": [{"id": column} for column in columns], "rows": [{"c": [{"v": v} for v in row]} for row in rows]}
     monkeypatch.setattr(xprof_reader, "_asked", lambda planes, tool: [table] if tool == "roofline_model" else None)
     assert xprof_reader._of_gpu([]) == ([], share)

@@ -87,7 +87,7 @@ def test_input_that_importing_finds_wrong_is_answered_alike(capsys, tmp_path, mo
     assert code == 2
     assert expected in err
     assert "Traceback" not in err
-    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_the_command_never_imports_tensorflow(tmp_path):
@@ -200,7 +200,7 @@ def test_space_shows_the_choices_and_their_number(capsys):
     assert re.search(r"batch_size +16 32 64 128 256 *\n", out)
     assert re.search(r"num_parallel_calls +0 2 4 8 16 32 64 128 256 *\n", out)
     choices = [line.split()[1:] for line in out.splitlines() if line.split()[:1] and line.split()[0] in KNOBS]
-    number = math.prod(len(each) for each in choices if each[0] != "omitted:")
+    number = math.prod(len(choice) for choice in choices if choice[0] != "omitted:")
     assert f"{number:,} configurations" in out
 
 
@@ -322,7 +322,7 @@ def tune_gives(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("verdict", "ended_by", "expected"),
     [
-        *((each, EndedBy.BUDGET, 0) for each in Verdict),
+        *((verdict, EndedBy.BUDGET, 0) for verdict in Verdict),
         (Verdict.FASTER, EndedBy.INTERRUPTED, 0),
         (Verdict.UNDECIDED, EndedBy.INTERRUPTED, 130),
         (Verdict.NO_SIGNIFICANT_GAIN, EndedBy.INTERRUPTED, 130),

@@ -11,7 +11,7 @@ from simulated_runs import BASELINE, FAST, Searching, a_pair, faster_by, lose, s
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, MeasuredProcess
-from autotune.tuning.run import Deadline, Interrupted, TimeIsUp, Turn
+from autotune.tuning.run import Deadline, DriverLock, Interrupted, TimeIsUp
 
 LARGE = BASELINE.replace(batch_size=64)
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
@@ -146,7 +146,7 @@ def test_failed_candidate_leaves_no_process_and_is_named(tmp_path, is_live, in_b
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_busy_gpu_without_other_processes_is_unavailable(tmp_path, in_blocks):
     sides = Sides(tmp_path, is_live=False)
-    sides.trials.failure = lambda each: TAKEN if each == FAST else None
+    sides.trials.failure = lambda configuration: TAKEN if configuration == FAST else None
     with pytest.raises(DeviceUnavailable):
         sides.compare(in_blocks=in_blocks)
 
@@ -211,32 +211,32 @@ def test_block_pairs_stay_marked_after_alternating_pairs(tmp_path):
     assert a_pair().model_dump().get("in_blocks") is None, "files hold thousands of pairs"
 
 
-def test_only_the_thread_whose_turn_it_is_releases_it():
-    turn, inside = Turn(), []
-    turn.take()
+def test_only_the_holder_releases_the_lock():
+    lock, inside = DriverLock(), []
+    lock.acquire()
 
     def wait_for_a_trial():
-        with turn.released():  # it has no turn to release
-            inside.append(turn._lock.locked())
+        with lock.released():  # it does not hold the lock
+            inside.append(lock._lock.locked())
 
     thread = threading.Thread(target=wait_for_a_trial)
     thread.start()
     thread.join()
     assert inside == [True]
-    with turn.released():
-        assert not turn._lock.locked()
-    assert turn._lock.locked()
+    with lock.released():
+        assert not lock._lock.locked()
+    assert lock._lock.locked()
 
 
 def test_a_restart_is_waited_for_less_than_a_first_start(tmp_path, monkeypatch):
-    sides, waited, wait = Sides(tmp_path, is_live=True), [], Deadline.wait
+    sides, limits, time_limit = Sides(tmp_path, is_live=True), [], Deadline.time_limit
 
-    def note(deadline, usual, *, at_most, **more):
-        waited.append(at_most)
-        return wait(deadline, usual, at_most=at_most, **more)
+    def note(deadline, expected, *, cap, **more):
+        limits.append(cap)
+        return time_limit(deadline, expected, cap=cap, **more)
 
-    monkeypatch.setattr(Deadline, "wait", note)
+    monkeypatch.setattr(Deadline, "time_limit", note)
     sides.reference.start_timeout = 1000.0
     sides.reference.kill()
     sides.reference.ensure()
-    assert waited == [3 * PATIENCE_SECONDS]
+    assert limits == [3 * PATIENCE_SECONDS]

@@ -20,7 +20,7 @@ LARGE = BASELINE.replace(batch_size=64)
 def failing(of, outcome=Outcome.CRASHED, times=10**9):
     """One configuration ends badly, so many times."""
     left = [TrialFailed(outcome, "as planned")] * min(times, 100)
-    return lambda each: left.pop() if each == of and left else None
+    return lambda configuration: left.pop() if configuration == of and left else None
 
 
 # ------------------------------------------------------------------------------------------------- what it is
@@ -30,7 +30,7 @@ def test_each_instance_is_a_fresh_process_of_either_side(tmp_path):
     fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.05, instance_noise=0.01, seed=1))
     fresh.trials.samples_per_second = faster_by(jit_compile=1.3)  # the search was lucky
     fresh.measure(6)
-    assert [each.configuration for each in fresh.launched] == [BASELINE, FAST] * 6
+    assert [trial.configuration for trial in fresh.launched] == [BASELINE, FAST] * 6
     assert fresh.trials.alive == []
     assert fresh.record.instances == 6
     assert {pair.instance for pair in fresh.record.pairs} == set(range(6))
@@ -41,8 +41,8 @@ def test_each_instance_is_a_fresh_process_of_either_side(tmp_path):
 def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
     trials = simulated_trials(SPEED)
     fresh = Fresh(tmp_path, trials, champion=LARGE)
-    trials.samples_per_second = lambda each: (
-        SPEED(each) * (math.exp(trials.random.gauss(0.0, 0.3)) if each == BASELINE else 1.0)
+    trials.samples_per_second = lambda configuration: (
+        SPEED(configuration) * (math.exp(trials.random.gauss(0.0, 0.3)) if configuration == BASELINE else 1.0)
     )
     fresh.measure(4, rounds=6)
     over = claim_interval(fresh.confirmation.over_best_leader, prior=USUAL_PRIOR)
@@ -84,7 +84,7 @@ def test_only_the_deciding_pair_is_asked_for_extra_figures(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("waiting", [None, BASELINE, FAST])
 def test_slices_are_long_if_either_side_waits_on_external_input(tmp_path, waiting):
-    gain = lambda each: 1.6 if each == waiting else 1.0  # noqa: E731  # a formula
+    gain = lambda configuration: 1.6 if configuration == waiting else 1.0  # noqa: E731  # a formula
     fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=None, freeze_gain=gain))
     fresh.measure(3)
     later = [pair.baseline.seconds for pair in fresh.record.pairs if pair.instance]
@@ -92,7 +92,7 @@ def test_slices_are_long_if_either_side_waits_on_external_input(tmp_path, waitin
 
 
 def test_slices_stay_within_their_planned_time(tmp_path):
-    gain = {"freeze_gain": lambda each: 1.6}
+    gain = {"freeze_gain": lambda configuration: 1.6}
     taken = []
     for most_seconds in (3.0, 12.0, 1000.0):
         trials = simulated_trials(SPEED, examples=None, **gain)
@@ -169,13 +169,13 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion)
     seen = []
     trials = simulated_trials(
         SPEED,
-        fits_together=lambda each: seen.append(len(each)) or True,
+        fits_together=lambda configurations: seen.append(len(configurations)) or True,
         drift=lambda seconds: math.exp(-0.02 * seconds),
     )
     fresh = Fresh(tmp_path, trials, champion=champion, pairing=Pairing.BRACKETED)
     fresh.measure(4)
     assert max(seen) == 1
-    order = [each.configuration for each in fresh.launched]
+    order = [trial.configuration for trial in fresh.launched]
     length = 3 if champion is None else 4
     assert order[::length] == order[length - 1 :: length] == [BASELINE] * 4
     assert order.count(FAST) == order.count(champion) or champion is None
@@ -254,7 +254,7 @@ def test_a_leader_that_measures_its_boundary_has_time_for_it(tmp_path):
         usual = trial.warm_up
 
         def measure_boundary(timeout, on_started):
-            trial._pass(100.0, trial._requested + timeout)
+            trial._pass(100.0, trial._requested_at + timeout)
             return usual(timeout, on_started)
 
         if trial.timing.boundary is None:

@@ -189,10 +189,10 @@ def test_the_best_is_what_leads_by_the_latest_looks():
         return TrialEnded(record=ended, changes=f"batch_size={trial}")
 
     lines = drawn([*EVENTS[:2], ended(64, 4.75), ended(128, 4.63), ended(64, 3.72)], terminal=True).splitlines()
-    assert re.search(r"best so far +×4.63 +batch_size=128", [each for each in lines if "best" in each][-1])
+    assert re.search(r"best so far +×4.63 +batch_size=128", [line for line in lines if "best" in line][-1])
     failed = ended(128, None, outcome=Outcome.OOM)
     lines = drawn([*EVENTS[:2], ended(128, 4.63), ended(64, 3.72), failed], terminal=True).splitlines()
-    assert re.search(r"best so far +×3.72 +batch_size=64", [each for each in lines if "best" in each][-1])
+    assert re.search(r"best so far +×3.72 +batch_size=64", [line for line in lines if "best" in line][-1])
 
 
 def test_a_failed_baselines_reason_is_told_once(capsys):
@@ -433,7 +433,7 @@ def test_a_watch_is_told_in_a_sentence(recipes):
 def test_a_rate_from_one_slice_has_no_interval(recipes):
     one = Interval(value=4000.0, low=4000.0, high=4000.0)
     text = shown(recipes[Verdict.UNDECIDED], throughput=one, baseline_throughput=one)
-    (line,) = (each for each in text.splitlines() if "samples/s" in each)
+    (line,) = (line for line in text.splitlines() if "samples/s" in line)
     assert line.split() == ["samples/s", "4,000"]
 
 

@@ -55,7 +55,7 @@ def test_rounds_are_few_and_not_too_few():
         a_record(first_step_seconds=start, warmup_seconds=1.0, slices=(a_slice(),) * 3, timed_by="steps")
         for start in (0.5, 20.0, 2000.0)
     ]
-    rounds = [costs.rounds([each, each]) for each in records]
+    rounds = [costs.rounds([record, record]) for record in records]
     assert rounds == sorted(rounds)
     assert 2 < rounds[0] < rounds[1]
     slow = a_record(first_step_seconds=1.0, warmup_seconds=1.0, slices=(a_slice(seconds=60.0),))

@@ -84,7 +84,7 @@ def test_a_load_is_what_others_took_of_the_cores(cores, foreign, steal, load):
 def test_a_machine_that_is_always_restless_has_few_marked(restless):
     noise = random.Random(1)
     loads = [{place: min(0.95, restless(noise)) for place in range(40)} for _ in range(60)]
-    assert sum(len(marked(each, count=20)) for each in loads) / (60 * 20) < 0.05
+    assert sum(len(marked(load, count=20)) for load in loads) / (60 * 20) < 0.05
 
 
 shares = st.floats(0, 1)

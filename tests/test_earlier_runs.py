@@ -57,7 +57,7 @@ def write(tmp_path):
 
     def make(name, searched, *, confirmed=(), standing=Standing.CONFIRMED, **fields):
         directory = RunDirectory(tmp_path / name)
-        with directory.claim():
+        with directory.create_and_lock():
             baseline = Configuration(fields.get("baseline", BASELINE))
             records = [a_record(baseline, trial=0, phase=Phase.BASELINE)]
             for configuration, found in searched.items():

@@ -96,7 +96,7 @@ def test_the_claim_says_what_is_less(tmp_path, for_energy):
     assert said.startswith(f"Less energy: {recipe.evidence.speedup.shown()} in samples per joule")
     output = io.StringIO()
     show_answer(recipe.answer, tmp_path / "recipe.json", Console(file=output, width=120))
-    (line,) = [each for each in output.getvalue().splitlines() if "energy/sample" in each]
+    (line,) = [line for line in output.getvalue().splitlines() if "energy/sample" in line]
     before, unit, after, same_unit = line.split()[1:]
     assert (float(before), float(after)) == (pytest.approx(100, rel=0.02), pytest.approx(70, rel=0.02))
     assert (unit, same_unit) == ("mJ", "mJ")
@@ -201,7 +201,7 @@ def test_a_hot_winner_is_said_to_be_one(tmp_path):
         return (hot if configuration["jit_compile"] is True else card)(configuration, seconds)
 
     recipe, _ = tuned(tmp_path / "hot", "throughput", trials_with(hot))
-    (check,) = [each for each in recipe.evidence.stability.checks if each.name == THROTTLING]
+    (check,) = [check for check in recipe.evidence.stability.checks if check.name == THROTTLING]
     assert (check.passed, check.value) == (True, 1.0)
     output = io.StringIO()
     show_answer(recipe.answer, tmp_path / "recipe.json", Console(file=output, width=200))

@@ -125,7 +125,7 @@ def test_the_lines_for_training_code_name_any_recipe(written, text):
     path = Path(text)
     recipe = recipe_with(written, "plain")
     shown = printed(lambda output: show_answer(answer_at(recipe, path, "train.py"), path, output))
-    line = next(each for each in shown.split("\n") if "Recipe.load" in each)
+    line = next(line for line in shown.split("\n") if "Recipe.load" in line)
     (argument,) = (node for node in ast.walk(ast.parse(line.strip())) if isinstance(node, ast.Constant))
     assert ast.literal_eval(argument) == str(path)
 

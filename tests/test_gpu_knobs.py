@@ -20,7 +20,7 @@ from autotune.tuning.events import Notice
 from autotune.tuning.notices import adopt_imported_settings
 
 BASELINE = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
-VARIABLES = [each for each in GPU_KNOBS if each.stage is Stage.START]
+VARIABLES = [knob for knob in GPU_KNOBS if knob.stage is Stage.START]
 
 
 def resolved(name="gpu", *, baseline=BASELINE, **more):
@@ -48,7 +48,7 @@ def test_text_that_is_no_value_is_tensorflows_own(knob):
 
 
 def test_what_changes_arithmetic_goes_through_the_numerics_check():
-    same = {each.name for each in GPU_KNOBS if each.numerics is Numerics.SAME}
+    same = {knob.name for knob in GPU_KNOBS if knob.numerics is Numerics.SAME}
     expected = {"gpu_thread_mode", "gpu_thread_count", "xla_gpu_graph_min_graph_size", "prefetch_to_device"}
     assert same == {*expected, "gpu_allocator"}
 
@@ -234,10 +234,10 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
     machine = MACHINE.model_copy(update={"gpus": (A100,)})
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(
-            on_gpu(), directory, space=SPACE, machine=machine, observe=lambda each: notices.append(each)
+            on_gpu(), directory, space=SPACE, machine=machine, observe=lambda notice: notices.append(notice)
         )
         left_out = directory.read_run().search_space.left_out
-    said = [each.text for each in notices if isinstance(each, Notice) and "no such flag" in each.text]
+    said = [notice.text for notice in notices if isinstance(notice, Notice) and "no such flag" in notice.text]
     assert said == ["not varied: xla_gpu_graph_min_graph_size: the installed TensorFlow has no such flag of XLA"]
     assert list(left_out) == ["xla_gpu_graph_min_graph_size"]
     assert recipe.changes["cublaslt"] is True
@@ -248,7 +248,7 @@ def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(run_setup, "missing_xla_flags", lambda names: pytest.fail("asked"))
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=60.0, trials=1)
-    assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}
+    assert not set(recipe.baseline) & {knob.name for knob in GPU_KNOBS}
 
 
 def test_unsafe_or_ignored_shell_settings_are_reported_at_start(tmp_path, monkeypatch):
@@ -257,7 +257,7 @@ def test_unsafe_or_ignored_shell_settings_are_reported_at_start(tmp_path, monkey
     notices = []
     with on_disk(tmp_path / "run") as directory:
         tune_simulated(simulated_trials(), directory, space=SPACE, budget=60.0, trials=1, observe=notices.append)
-    said = [each.text for each in notices if isinstance(each, Notice)]
+    said = [notice.text for notice in notices if isinstance(notice, Notice)]
     assert said[0].startswith("XLA_FLAGS has --xla_gpu_autotune_level=0: below 4, XLA does not check")
     assert said[1] == "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32 is set, but TensorFlow 2.21.0 no longer reads it"
 

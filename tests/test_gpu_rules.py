@@ -158,7 +158,7 @@ class Cards:
 @pytest.mark.parametrize(("visible", "asked"), [((), []), ((1,), [[1]]), ((0, 2), [[0, 2]])])
 def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visible, asked):
     seen = []
-    devices = [SimpleNamespace(name=f"/physical_device:GPU:{each}") for each in visible]
+    devices = [SimpleNamespace(name=f"/physical_device:GPU:{name}") for name in visible]
     config = SimpleNamespace(get_visible_devices=lambda kind: devices)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
     monkeypatch.setattr(gauges, "open_meters", lambda places: seen.append(places) or ["a card"])

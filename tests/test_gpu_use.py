@@ -165,7 +165,7 @@ def test_each_answer_stands_for_a_function_of_nvml(name):
     ]
     assert any(found)
     for answers in found:
-        assert [each for each in answers if not hasattr(pynvml, f"nvmlDeviceGet{each}")] == []
+        assert [name for name in answers if not hasattr(pynvml, f"nvmlDeviceGet{name}")] == []
 
 
 def test_the_reasons_have_nvmls_bits():

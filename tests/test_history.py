@@ -596,8 +596,8 @@ def test_leaders_confirmed_concurrently_have_own_baselines():
         for number, of in ((5, 4), (6, 3))
     ]
     records = [a_record(trial=0, phase=Phase.BASELINE), *references, *leaders]
-    assert [reference_of(each, records).trial for each in leaders] == [4, 3]
-    assert [reference_of(each, records).trial for each in references] == [3, 4]
+    assert [reference_of(leader, records).trial for leader in leaders] == [4, 3]
+    assert [reference_of(reference, records).trial for reference in references] == [3, 4]
 
 
 def test_runs_may_be_given_as_a_list(tmp_path):

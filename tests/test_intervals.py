@@ -29,7 +29,7 @@ WORLDS = 2000
 
 def share_covered(intervals, truth=0.3):
     """How many of the intervals hold the truth, as a share."""
-    covered = [each.low <= truth <= each.high for each in intervals]
+    covered = [interval.low <= truth <= interval.high for interval in intervals]
     return sum(covered) / len(covered)
 
 

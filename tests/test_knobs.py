@@ -15,7 +15,7 @@ def test_tensorflow_default_lies_in_the_domain_of_its_knob(name):
 
 
 def test_only_the_workload_can_say_the_batch_size():
-    assert [each.name for each in KNOBS.values() if each.default is None and not each.of_workload] == ["batch_size"]
+    assert [knob.name for knob in KNOBS.values() if knob.default is None and not knob.of_workload] == ["batch_size"]
 
 
 def test_a_range_of_integers_holds_both_its_ends():
@@ -75,16 +75,16 @@ def test_refused_value_names_the_values_that_the_knob_takes(name, value):
 
 
 def test_each_device_has_its_own_knobs():
-    on_cpu = {each.name for each in knobs_on(Device.CPU)}
-    on_gpu = {each.name for each in knobs_on(Device.GPU)}
+    on_cpu = {knob.name for knob in knobs_on(Device.CPU)}
+    on_gpu = {knob.name for knob in knobs_on(Device.GPU)}
     assert on_cpu - on_gpu == {"onednn", "keep_freed_memory"}
-    assert on_gpu - on_cpu == {"tensor_float_32", *(each.name for each in GPU_KNOBS)}
+    assert on_gpu - on_cpu == {"tensor_float_32", *(knob.name for knob in GPU_KNOBS)}
     assert on_cpu | on_gpu == set(KNOBS)
 
 
 @pytest.mark.parametrize("device", Device)
 def test_the_knobs_of_a_device_come_in_table_order(device):
-    names = [each.name for each in knobs_on(device)]
+    names = [knob.name for knob in knobs_on(device)]
     assert names == [name for name in KNOBS if name in names]
 
 

@@ -36,7 +36,7 @@ def begun(path):
             InterimAnalysis(leader=number // 10, candidate=number // 10, error=0.025, most=12, reference=number + 1),
         )
         run.records[number // 10] = a_record(configuration, trial=number // 10)
-        run.trials[number // 10] = Trial.of_record(run.records[number // 10])
+        run.trials[number // 10] = Trial.from_record(run.records[number // 10])
     return run, standings, leaders
 
 
@@ -48,7 +48,7 @@ def test_last_confirmed_leader_is_recommended(tmp_path):
         leaders._conclude(standings.leader(number), Standing.CONFIRMED)
     assert standings.best_leader_beside(FAST).trial.number == 11
     for number in (11, 21):  # and so it is by the records, after a resumption
-        run.trials[number] = Trial.of_record(run.records[number])
+        run.trials[number] = Trial.from_record(run.records[number])
     assert standings.best_leader_beside(FAST).trial.number == 11
 
 
@@ -91,13 +91,13 @@ def test_an_interrupted_trial_was_not_tried(tmp_path, outcome):
     running = run.new_trial(Phase.SEARCH, BASELINE.replace(prefetch=2))
     run.records[1] = run.records[1].model_copy(update={"outcome": outcome})
     assert (FAST in standings.tried()) is (outcome is not Outcome.INTERRUPTED)
-    assert running.asked in standings.tried()
+    assert running.requested in standings.tried()
     assert running not in standings.ended()
 
 
 def test_all_open_leaders_get_a_last_look_when_time_is_up(tmp_path):
     seen = []
-    state = SimpleNamespace(opened=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
+    state = SimpleNamespace(open_leaders=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
     loop = SimpleNamespace(
         _leaders=SimpleNamespace(last_look=seen.append),
         _standings=SimpleNamespace(leaders=list),

@@ -511,7 +511,7 @@ def test_arguments_that_no_process_can_be_given_are_refused(directory, args, wor
     write(directory / "train.py", GOOD)
     with pytest.raises(ArgumentError, match=words):
         tune("train.py", args=args)
-    assert [each.name for each in directory.iterdir()] == ["train.py"]
+    assert [path.name for path in directory.iterdir()] == ["train.py"]
 
 
 @pytest.mark.parametrize(("attributes", "expected"), [({"__file__": "train.py"}, ("--width", "9")), ({}, ())])

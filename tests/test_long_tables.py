@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 def test_every_slice_is_a_row(run):
     slices = load_slices(run.path)
     records = list(read_trials(run))
-    assert len(slices) == sum(2 * len(each.pairs) + len(each.slices) for each in records)
+    assert len(slices) == sum(2 * len(record.pairs) + len(record.slices) for record in records)
     assert set(slices["side"]) == {"alone", "baseline", "candidate"}
     assert (slices["throughput"] == slices["examples"] / slices["seconds"]).all()
     assert slices.loc[slices["side"] == "alone", "disturbed"].isna().all()

@@ -118,12 +118,12 @@ def is_confirming(event):
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT], ids=str)
 def test_a_leader_that_fails_in_fresh_processes_makes_way(tmp_path, outcome):
     watcher = Watcher()
-    fails = lambda each: each["jit_compile"] and in_confirmation(watcher)  # noqa: E731  # a word
+    fails = lambda configuration: configuration["jit_compile"] and in_confirmation(watcher)  # noqa: E731  # a word
     trials = simulated_trials(SPEED, noise=0.02)
-    trials.failure = lambda each: TrialFailed(outcome, "late") if fails(each) else None
+    trials.failure = lambda configuration: TrialFailed(outcome, "late") if fails(configuration) else None
     recipe, records, _ = run(tmp_path, trials, observe=watcher, space=TWO, budget=500.0)
     assert recipe.changes == {"batch_size": 64}
-    failed = [each for each in leaders_of(records) if each.configuration["jit_compile"]]
+    failed = [record for record in leaders_of(records) if record.configuration["jit_compile"]]
     assert {each.looks[-1].standing for each in failed} == {Standing.UNSTABLE}
     assert {each.outcome for each in failed} == {outcome}
 
@@ -131,21 +131,21 @@ def test_a_leader_that_fails_in_fresh_processes_makes_way(tmp_path, outcome):
 def test_occasional_baseline_failure_is_reported_and_tolerated(tmp_path):
     watcher, starts = Watcher(), itertools.count()
     trials = simulated_trials(SPEED, noise=0.02)
-    trials.failure = lambda each: (
+    trials.failure = lambda configuration: (
         TrialFailed(Outcome.CRASHED, "now and then")
-        if each == BASELINE and in_confirmation(watcher) and next(starts) % 3 == 0
+        if configuration == BASELINE and in_confirmation(watcher) and next(starts) % 3 == 0
         else None
     )
     recipe, _, _ = run(tmp_path, trials, observe=watcher, budget=400.0)
     assert recipe.evidence.verdict is Verdict.FASTER
-    assert any("now and then" in each.text for each in watcher.of(Notice))
+    assert any("now and then" in notice.text for notice in watcher.of(Notice))
 
 
 @pytest.mark.parametrize("what", ["crashes", "no device"])
 def test_a_baseline_that_keeps_failing_leaves_nothing_to_claim(tmp_path, what):
     watcher = Watcher()
     trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",))
-    device, is_baseline = space(jit_compile=[False, True]), lambda each: each["jit_compile"] is False
+    device, is_baseline = space(jit_compile=[False, True]), lambda configuration: configuration["jit_compile"] is False
 
     def fail(event):
         if is_confirming(event):
@@ -158,8 +158,8 @@ def test_a_baseline_that_keeps_failing_leaves_nothing_to_claim(tmp_path, what):
     recipe, records, _ = run(tmp_path, trials, observe=watcher, space=device)
     assert recipe.evidence.verdict is Verdict.UNDECIDED
     assert recipe.configuration == recipe.baseline
-    assert all(each.outcome is Outcome.OK for each in leaders_of(records))
-    assert len([each for each in watcher.of(Notice) if "confirmation" in each.text]) >= 2
+    assert all(record.outcome is Outcome.OK for record in leaders_of(records))
+    assert len([notice for notice in watcher.of(Notice) if "confirmation" in notice.text]) >= 2
 
 
 # ---------------------------------------------------------------------------------------------------- rules
@@ -173,7 +173,7 @@ def only(configuration, figure, usual):
 def every(count, seconds):
     """A call that takes so much longer in each so-manieth slice of a configuration under XLA."""
     slices = itertools.count(1)
-    return lambda each: seconds if each == FAST and next(slices) % count == 0 else 0.0
+    return lambda configuration: seconds if configuration == FAST and next(slices) % count == 0 else 0.0
 
 
 BROKEN = [
@@ -204,7 +204,7 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
 @pytest.mark.parametrize(("memory", "budget"), [("leak", 30.0), ("device_leak", 60.0)])
 def test_a_leak_is_not_recommended_however_short_the_run(tmp_path, memory, budget, fit):
     leaks = {
-        memory: lambda each: 40_000.0 * (each["jit_compile"] is True),
+        memory: lambda configuration: 40_000.0 * (configuration["jit_compile"] is True),
         "gpus": ("H200",),
         "device_limit_bytes": 64 << 30,
         "fits_together": lambda alive: len(alive) <= fit,
@@ -218,10 +218,10 @@ def test_a_leak_is_not_recommended_however_short_the_run(tmp_path, memory, budge
 @pytest.mark.parametrize(
     "behaviour",
     [
-        {"retraces": lambda each: 1},
-        {"slow_calls": lambda each: 0.9},
-        {"skipped_share": lambda each: 0.2},
-        {"leak": lambda each: 4000.0, "start_seconds": 10.0},
+        {"retraces": lambda configuration: 1},
+        {"slow_calls": lambda configuration: 0.9},
+        {"skipped_share": lambda configuration: 0.2},
+        {"leak": lambda configuration: 4000.0, "start_seconds": 10.0},
     ],
 )
 def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
@@ -256,20 +256,20 @@ def test_what_the_process_may_take_of_a_device_is_its_limit(tmp_path):
 # ------------------------------------------------------------------------------------------------- numerics
 
 
-def precise(learns=lambda each: True, **gains):
+def precise(learns=lambda configuration: True, **gains):
     """Trials that are faster in bfloat16."""
     return simulated_trials(faster_by(**(gains or {"precision": 1.6})), noise=0.02, learns=learns)
 
 
 def test_failed_loss_parity_rejects_all_similar_candidates(tmp_path):
     """The next candidate that passes is recommended."""
-    trials = precise(lambda each: each["precision"] == "float32", precision=1.6, batch_size=1.2)
+    trials = precise(lambda configuration: configuration["precision"] == "float32", precision=1.6, batch_size=1.2)
     both = space(precision=["float32", "mixed_bfloat16"], batch_size=[32, 64, 128])
     recipe, records, _ = run(tmp_path, trials, space=both, budget=500.0)
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.configuration["precision"] == "float32"
     assert recipe.configuration["batch_size"] > 32
-    refused = [each for each in records if each.outcome is Outcome.UNSTABLE]
+    refused = [record for record in records if record.outcome is Outcome.UNSTABLE]
     assert len(refused) >= 2
     assert {each.configuration["precision"] for each in refused} == {"mixed_bfloat16"}
     assert all("numerics_parity: after" in each.reason for each in refused)
@@ -281,9 +281,9 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
     speeds = {(32, "mixed_bfloat16"): 1.6, (64, "mixed_bfloat16"): 2.4}
     trials = [
         simulated_trials(
-            lambda each: 4000.0 * speeds.get((each["batch_size"], each["precision"]), 0.9),
+            lambda configuration: 4000.0 * speeds.get((configuration["batch_size"], configuration["precision"]), 0.9),
             noise=0.001,
-            learns=lambda each: each["precision"] == "float32",
+            learns=lambda configuration: configuration["precision"] == "float32",
             seed=seed,
         )
         for seed in (0, 1)
@@ -316,12 +316,12 @@ def test_interrupted_loss_comparison_gives_no_verdict(tmp_path):
     assert len(compared) == 2
     assert recipe.evidence.ended_by is EndedBy.INTERRUPTED
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNDECIDED, {})
-    assert {each.outcome for each in records_of(tmp_path)} == {Outcome.OK}
+    assert {record.outcome for record in records_of(tmp_path)} == {Outcome.OK}
     again = precise()
     recipe = go_on(again, tmp_path / "run", space=PRECISION, budget=200.0)
-    assert len([each for each in again.launched if not each.timed]) == 2, "they are compared again"
+    assert len([trial for trial in again.launched if not trial.timed]) == 2, "they are compared again"
     assert recipe.configuration["precision"] == "mixed_bfloat16"
-    assert [each.passed for each in recipe.evidence.stability.checks if each.name == "numerics_parity"] == [True]
+    assert [check.passed for check in recipe.evidence.stability.checks if check.name == "numerics_parity"] == [True]
 
 
 class LossesUnseen(SimulatedTrial):
@@ -355,7 +355,7 @@ def test_uncomparable_numerics_win_only_if_nothing_else_does(tmp_path):
 def test_nothing_is_compared_where_nothing_computes_otherwise(tmp_path):
     trials = simulated_trials(faster_by(prefetch=1.5), noise=0.02)
     recipe, *_ = run(tmp_path, trials, space=space(prefetch=[0, 2]))
-    assert all(each.timed for each in trials.launched)
+    assert all(trial.timed for trial in trials.launched)
     assert not any("numerics" in each for each in recipe.evidence.stability.not_checked)
 
 
@@ -376,9 +376,9 @@ def test_comparing_losses_takes_a_tenth_of_the_budget_at_most(tmp_path):
         trial.loss_curves = take_time
 
     trials = simulated_trials(
-        lambda each: speed(each) / 10,
+        lambda configuration: speed(configuration) / 10,
         noise=0.02,
-        learns=lambda each: each["precision"] == "float32" and not each["jit_compile"],
+        learns=lambda configuration: configuration["precision"] == "float32" and not configuration["jit_compile"],
         on_launch=note_seconds,
     )
     run(tmp_path, trials, space=classes, budget=400.0)
@@ -412,7 +412,7 @@ def test_better_leader_replaces_champion_after_a_head_to_head(tmp_path, fit):
     (looks,) = leader.looks
     assert (looks.leader, looks.standing, looks.error) == (2, Standing.CONFIRMED, pytest.approx(0.05 / 6))
     assert champion.looks[-1].standing is Standing.CONFIRMED
-    beside = next(each for each in records_of(tmp_path) if each.trial == looks.champion)
+    beside = next(record for record in records_of(tmp_path) if record.trial == looks.champion)
     assert beside.configuration == champion.configuration
     assert len(beside.pairs) == len(leader.pairs)
     assert second.evidence.confirmation.leaders == 2
@@ -423,8 +423,8 @@ def test_leader_not_faster_than_the_champion_does_not_replace_it(tmp_path):
     begun(tmp_path, simulated_trials(SPEED, noise=0.02))
     watcher = Watcher()
     trials = simulated_trials(noise=0.02, seed=1)
-    trials.samples_per_second = lambda each: (
-        SPEED(each) if each["jit_compile"] is False or not in_confirmation(watcher) else 4800.0
+    trials.samples_per_second = lambda configuration: (
+        SPEED(configuration) if configuration["jit_compile"] is False or not in_confirmation(watcher) else 4800.0
     )
     recipe = go_on(trials, tmp_path / "run", space=TWO, budget=400.0, trials=9, observe=watcher)
     assert recipe.changes == {"batch_size": 64}
@@ -448,7 +448,7 @@ def test_a_champion_stands_when_the_device_is_lost_later(tmp_path):
     watcher.react = lose
     recipe, *_ = run(tmp_path, trials, observe=watcher, space=WIDE, budget=900.0)
     assert recipe.evidence.verdict is Verdict.FASTER
-    assert any("the search ends here" in each.text for each in watcher.of(Notice))
+    assert any("the search ends here" in notice.text for notice in watcher.of(Notice))
 
 
 def test_a_lost_device_leaves_what_was_measured(tmp_path):
@@ -464,13 +464,13 @@ def test_a_lost_device_leaves_what_was_measured(tmp_path):
     assert recipe.evidence.go_on_seconds
     assert "budget" not in recipe.answer.headline
     assert records[1].outcome is Outcome.OK
-    assert any("not available any more" in each.text for each in watcher.of(Notice))
+    assert any("no longer available" in notice.text for notice in watcher.of(Notice))
 
 
 def dying(trials, *, times):
     """Kills the baseline's next processes as they start, so many times, and the live one now."""
     left = [TrialFailed(Outcome.CRASHED, "killed by SIGKILL")] * (times - 1)
-    trials.failure = lambda each: left.pop() if each == BASELINE and left else None
+    trials.failure = lambda configuration: left.pop() if configuration == BASELINE and left else None
     for live in trials.alive:
         lose(live)
 
@@ -491,8 +491,8 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
         return
     assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
     assert recipe.evidence.go_on_seconds
-    assert [each.outcome for each in records[:3]] == [Outcome.OK] * 3
-    (notice,) = [each.text for each in watcher.of(Notice) if "search ends here" in each.text]
+    assert [record.outcome for record in records[:3]] == [Outcome.OK] * 3
+    (notice,) = [notice.text for notice in watcher.of(Notice) if "search ends here" in notice.text]
     assert "the baseline was measured, but its process now fails (crashed): killed by SIGKILL" in notice
 
 
@@ -501,10 +501,10 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
 
 def test_leader_that_failed_at_once_is_not_retried_on_resume(tmp_path):
     watcher = Watcher()
-    fails = lambda each: in_confirmation(watcher) and each["jit_compile"]  # noqa: E731  # a word
+    fails = lambda configuration: in_confirmation(watcher) and configuration["jit_compile"]  # noqa: E731  # a word
     machines = [simulated_trials(SPEED, noise=0.02, seed=seed) for seed in (0, 1)]
-    for each in machines:
-        each.failure = lambda configuration: TrialFailed(Outcome.CRASHED, "late") if fails(configuration) else None
+    for machine in machines:
+        machine.failure = lambda configuration: TrialFailed(Outcome.CRASHED, "late") if fails(configuration) else None
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
         tune_simulated(machines[0], directory, space=TWO, budget=60.0, observe=watcher)
     go_on(machines[1], tmp_path / "run", space=TWO, budget=100.0, observe=watcher)
@@ -524,16 +524,16 @@ def test_what_does_not_learn_is_not_tried_again(tmp_path):
             faster_by(jit_compile=1.5, batch_size=1.1, steps_per_execution=1.05),
             noise=0.03,
             seed=seed,
-            learns=lambda each: each["jit_compile"] is not True,
+            learns=lambda configuration: configuration["jit_compile"] is not True,
         )
         for seed in (0, 1)
     ]
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
         tune_simulated(trials[0], directory, space=many, budget=150.0)
-    refused = [each.trial for each in records_of(tmp_path) if each.reason.startswith("numerics_parity")]
+    refused = [record.trial for record in records_of(tmp_path) if record.reason.startswith("numerics_parity")]
     assert refused
     go_on(trials[1], tmp_path / "run", space=many, budget=60.0)
-    later = [each for each in records_of(tmp_path) if each.trial > max(refused)]
+    later = [record for record in records_of(tmp_path) if record.trial > max(refused)]
     assert len(later) > 5
     assert not any(each.configuration["jit_compile"] for each in later)
 
@@ -542,9 +542,9 @@ def test_a_champion_that_does_not_start_any_more_falls(tmp_path):
     begun(tmp_path, simulated_trials(SPEED, noise=0.02))
     watcher = Watcher()
     trials = simulated_trials(SPEED, noise=0.02, seed=1)
-    trials.failure = lambda each: (
+    trials.failure = lambda configuration: (
         TrialFailed(Outcome.CRASHED, "not any more")
-        if in_confirmation(watcher) and each.batch_size == 64 and not each["jit_compile"]
+        if in_confirmation(watcher) and configuration.batch_size == 64 and not configuration["jit_compile"]
         else None
     )
     recipe = go_on(trials, tmp_path / "run", space=TWO, budget=500.0, trials=9, observe=watcher)
@@ -573,23 +573,23 @@ def test_conflict_with_the_live_baseline_leads_to_bracketing(tmp_path, kind):
 
     trials.failure = failure
     recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=300.0, trial_timeout=10.0)
-    failed = [each for each in records if each.phase is Phase.SEARCH and not each.outcome.measured]
+    failed = [record for record in records if record.phase is Phase.SEARCH and not record.outcome.measured]
     assert len(failed) == 3
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.configuration["jit_compile"] is True
-    again = [each.configuration for each in records if each.outcome.measured]
+    again = [record.configuration for record in records if record.outcome.measured]
     assert all(each.configuration in again for each in failed)
-    (notice,) = [each.text for each in watcher.of(Notice) if "failed with the same error" in each.text]
+    (notice,) = [notice.text for notice in watcher.of(Notice) if "failed with the same error" in notice.text]
     assert "while the baseline was running" in notice
     assert recipe.evidence.confirmation.pairing == "bracketed"
 
 
 def test_search_ends_if_candidates_fail_alike_without_baseline(tmp_path):
-    trials = simulated_trials(SPEED, failure=lambda each: None if each == BASELINE else PORT)
+    trials = simulated_trials(SPEED, failure=lambda configuration: None if configuration == BASELINE else PORT)
     recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0)
     assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
     assert len(records) < 12
-    (notice,) = [each.text for each in watcher.of(Notice) if "the search ends here" in each.text]
+    (notice,) = [notice.text for notice in watcher.of(Notice) if "the search ends here" in notice.text]
     assert "Address already in use" in notice
     assert "log.txt" in notice
 
@@ -603,9 +603,9 @@ def test_failures_of_one_change_do_not_end_the_search(tmp_path):
     recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=300.0)
     assert recipe.configuration["prefetch"] != BASELINE["prefetch"]
     assert recipe.evidence.confirmation.pairing == "alternating"
-    failed = [each for each in records if each.outcome is Outcome.ERROR]
+    failed = [record for record in records if record.outcome is Outcome.ERROR]
     assert len(failed) <= 2, "what fails by itself is tried in one more combination at most"
-    said = [each.text for each in watcher.of(Notice) if "is left out from now on" in each.text]
+    said = [notice.text for notice in watcher.of(Notice) if "is left out from now on" in notice.text]
     assert len(said) == (len(failed) == 2)
     assert all(text.startswith("jit_compile=true is left out") and "no XLA" in text for text in said)
 
@@ -614,7 +614,7 @@ def test_nothing_is_combined_with_what_was_far_slower_by_itself(tmp_path):
     trials = simulated_trials(faster_by(jit_compile=0.3, prefetch=1.2), noise=0.02)
     _, records, _ = run(tmp_path, trials, space=WIDE, budget=900.0)
     searched = [
-        Configuration(each.configuration).differences(BASELINE) for each in records if each.phase is Phase.SEARCH
+        Configuration(record.configuration).differences(BASELINE) for record in records if record.phase is Phase.SEARCH
     ]
     alone = searched.index({"jit_compile": True})
     assert not any("jit_compile" in changes for changes in searched[alone + 1 :])

@@ -43,12 +43,12 @@ def test_what_learns_passes(started):
     check = checked(run, BFLOAT)
     assert check.passed
     assert check.conclusive
-    assert [each.configuration["precision"] for each in trials.launched] == ["float32", "mixed_bfloat16"]
+    assert [trial.configuration["precision"] for trial in trials.launched] == ["float32", "mixed_bfloat16"]
     assert trials.alive == []
 
 
 def test_what_does_not_learn_is_refused(started):
-    _, run, _ = started(learns=lambda each: each["precision"] == "float32")
+    _, run, _ = started(learns=lambda configuration: configuration["precision"] == "float32")
     assert not checked(run, BFLOAT).passed
 
 
@@ -89,7 +89,7 @@ def test_without_time_nothing_is_claimed(started):
 
 @pytest.mark.parametrize("seconds", [5.0, 10.0, 30.0])
 def test_it_ends_in_time(started, seconds):
-    _, run, _ = started(samples_per_second=lambda each: 100.0)
+    _, run, _ = started(samples_per_second=lambda configuration: 100.0)
     began = run.clock()
     checked(run, BFLOAT, seconds=seconds)
     assert run.clock() - began <= seconds + 1.0
@@ -154,7 +154,7 @@ def test_the_heading_comes_when_the_first_training_begins(started):
     checked(run, BFLOAT, seconds=0.1)
     assert watcher.of(Began) == []
     checked(run, BFLOAT)
-    assert [each.text for each in watcher.of(Began)] == ["comparing"]
+    assert [event.text for event in watcher.of(Began)] == ["comparing"]
     assert launched == [0]
 
 

@@ -125,7 +125,7 @@ def encoded(message):
 # --------------------------------------------------------------------------------------------- what arrives
 
 
-@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=[type(each).__name__ for each in EVERY_MESSAGE])
+@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=[type(message).__name__ for message in EVERY_MESSAGE])
 def test_every_message_arrives_as_it_was_sent(pair, message):
     Channel(pair[0]).send(message)
     received = Channel(pair[1]).receive(timeout_seconds=0)
@@ -341,7 +341,7 @@ def everything_received(data):
         st.just(b""),
         st.binary(max_size=64),
         st.binary(max_size=40).map(frame),
-        st.sampled_from(EVERY_MESSAGE).map(lambda each: encoded(each)[:-1]),
+        st.sampled_from(EVERY_MESSAGE).map(lambda message: encoded(message)[:-1]),
     ),
 )
 def test_any_bytes_decode_to_messages_or_a_channel_error(sent, rest):
@@ -357,4 +357,4 @@ def test_one_damaged_byte_gives_a_message_or_one_of_two_errors(place, byte, mess
     whole[place % len(whole)] = byte
     received, _ = everything_received(bytes(whole))
     assert len(received) <= 1
-    assert all(isinstance(each, Frozen) for each in received)
+    assert all(isinstance(message, Frozen) for message in received)

@@ -50,7 +50,7 @@ def test_a_list_of_mistakes_is_given_up_at_the_first(model, document, way):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(model).validate_json(text)
     assert caught.value.error_count() < 100
-    assert any(".".join(map(str, each["loc"])).startswith(way) for each in caught.value.errors())
+    assert any(".".join(map(str, error["loc"])).startswith(way) for error in caught.value.errors())
 
 
 @pytest.mark.parametrize("model", [TrialRecord, RunRecord, Recipe, protocol.Message])

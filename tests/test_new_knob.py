@@ -17,7 +17,7 @@ from autotune.space.changes import Context, change, exactly
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Domain, Knob, Numerics, Stage, knobs_on
 from autotune.space.space_file import SearchSpace
-from autotune.tuning.beliefs import Evidence
+from autotune.tuning.beliefs import Observations
 from autotune.tuning.candidates import Proposals, neighbours
 from autotune.tuning.learning import numerics_of, plain_numerics
 from autotune.tuning.rules import known_to_fail
@@ -90,15 +90,17 @@ def space():
 def test_the_search_varies_it_and_tries_its_change(layout):
     assert baseline()["constant_folding"] is True
     assert space().choices["constant_folding"] == (True, False)
-    found = [each.differences(baseline()) for each in neighbours(baseline(), space(), Context())]
+    found = [configuration.differences(baseline()) for configuration in neighbours(baseline(), space(), Context())]
     assert {"constant_folding": False} in found
 
 
 def test_knob_missing_from_the_expectations_is_tried(layout):
     proposals, tried = Proposals(space(), Sampler(space(), file=None, name="test", seed=0)), {baseline(): 0.0}
     for _ in range(10):
-        evidence = Evidence(ratios=tried)
-        _, configuration = proposals.next(tried, baseline(), context=Context(short_steps=False), evidence=evidence)
+        observations = Observations(ratios=tried)
+        _, configuration = proposals.next(
+            tried, baseline(), context=Context(short_steps=False), observations=observations
+        )
         tried[configuration] = -0.2
     assert baseline().replace(constant_folding=False) in tried
 
@@ -129,7 +131,7 @@ def test_memory_and_numerics_are_known(layout):
 
 
 def test_a_run_finds_it_and_recipe_and_history_have_it(layout, tmp_path):
-    trials = simulated_trials(lambda each: 4000.0 if each["constant_folding"] else 6400.0, noise=0.02)
+    trials = simulated_trials(lambda configuration: 4000.0 if configuration["constant_folding"] else 6400.0, noise=0.02)
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, space=SPACE, budget=100.0)
     assert recipe.changes["constant_folding"] is False

@@ -142,7 +142,9 @@ def test_a_leader_within_chance_is_looked_at_again_first():
 
 def test_how_leaders_learn_is_compared_on_one_seat_at_a_time():
     larger = a_candidate(9, 1.0, batch_ratio=4.0)
-    confirmed = a_leader(9, standing=Standing.CONFIRMED, low=0.9, high=1.1, number=90, processes=4, unlearned=True)
+    confirmed = a_leader(
+        9, standing=Standing.CONFIRMED, low=0.9, high=1.1, number=90, processes=4, learning_untested=True
+    )
     state = a_state(larger, leaders=(confirmed,), learning_seconds=30.0)
     assert next_action(state) == CompareLearning(90)
     assert next_action(dataclasses.replace(state, compares_losses=True)) != CompareLearning(90)
@@ -151,15 +153,15 @@ def test_how_leaders_learn_is_compared_on_one_seat_at_a_time():
 def test_retries_loss_comparison_that_ran_out_of_time():
     """The retry comes before narrowing a claim, if it can change the recommendation."""
     larger, wide = a_candidate(9, 1.0, batch_ratio=4.0), {"number": 90, "processes": 4, "batch_ratio": 4.0}
-    cut_short = a_leader(9, low=0.2, high=1.8, standing=Standing.CONFIRMED, learning_needs=50.0, **wide)
+    cut_short = a_leader(9, low=0.2, high=1.8, standing=Standing.CONFIRMED, learning_seconds_needed=50.0, **wide)
     state = a_state(larger, leaders=(cut_short,), more_candidates=False, exhausted=True, left=60.0)
     assert next_action(state) == CompareLearning(90)
     for without in ({"left": 40.0}, {"busy": frozenset({90}), "left": 60.0}, {"compares_losses": True}):
         assert next_action(dataclasses.replace(state, **without)) != CompareLearning(90)
-    unlearned = dataclasses.replace(cut_short, learning_needs=0.0, unlearned=True)
+    learning_untested = dataclasses.replace(cut_short, learning_seconds_needed=0.0, learning_untested=True)
     for needs, action in (50.0, CompareLearning(90)), (70.0, FreshPair(90)):  # others have used the time kept for it
         kept = a_candidate(9, 1.0, batch_ratio=4.0, learning_seconds=needs)
-        assert next_action(dataclasses.replace(state, candidates=(kept,), leaders=(unlearned,))) == action
+        assert next_action(dataclasses.replace(state, candidates=(kept,), leaders=(learning_untested,))) == action
     same = a_leader(8, low=1.4, high=1.6, standing=Standing.CONFIRMED, number=80, processes=4)
     both = dataclasses.replace(state, candidates=(a_candidate(8, 1.5), larger), leaders=(same, cut_short))
     assert next_action(both) != CompareLearning(90), "it would not be recommended"
@@ -170,7 +172,7 @@ def test_seconds_to_learn_covers_batches_not_compared():
     same = a_leader(8, low=1.4, high=1.6, standing=Standing.CONFIRMED, number=80, processes=4)
     larger = {"standing": Standing.CONFIRMED, "low": 0.9, "high": 1.1, "number": 90, "batch_ratio": 4.0}
     candidates = (a_candidate(8, 1.5), a_candidate(9, 1.0, batch_ratio=4.0, learning_seconds=20.0))
-    for known, seconds in ({"learning_needs": 10.0}, 20.0), ({"unlearned": True}, 40.0), ({}, 0.0):
+    for known, seconds in ({"learning_seconds_needed": 10.0}, 20.0), ({"learning_untested": True}, 40.0), ({}, 0.0):
         state = a_state(*candidates, leaders=(same, a_leader(9, **larger, **known)))
         assert seconds_to_learn(state) == seconds
 
@@ -178,7 +180,14 @@ def test_seconds_to_learn_covers_batches_not_compared():
 def test_learning_is_retried_at_half_time_without_a_winner():
     larger = a_candidate(9, 1.0, batch_ratio=4.0)
     cut_short = a_leader(
-        9, standing=Standing.CONFIRMED, low=0.9, high=1.1, number=90, processes=4, batch_ratio=4.0, learning_needs=50.0
+        9,
+        standing=Standing.CONFIRMED,
+        low=0.9,
+        high=1.1,
+        number=90,
+        processes=4,
+        batch_ratio=4.0,
+        learning_seconds_needed=50.0,
     )
     state = a_state(larger, leaders=(cut_short,), left=130.0, budget=240.0)
     assert next_action(state) == TryAnother()
@@ -189,7 +198,7 @@ def test_time_too_short_for_a_pair_goes_to_learning():
     larger = a_candidate(9, 1.0, batch_ratio=4.0)
     same = a_candidate(8, 0.5, processes=2, pair_seconds=80.0, look_seconds=70.0)
     confirmed = {"standing": Standing.CONFIRMED, "number": 90, "processes": 4, "batch_ratio": 4.0}
-    cut_short = a_leader(9, low=0.9, high=1.1, learning_needs=50.0, **confirmed)
+    cut_short = a_leader(9, low=0.9, high=1.1, learning_seconds_needed=50.0, **confirmed)
     state = a_state(larger, same, leaders=(cut_short,), more_candidates=False, left=60.0)
     assert next_action(state) == CompareLearning(90)
     assert next_action(dataclasses.replace(state, left=45.0)) == End(EndedBy.BUDGET)
@@ -199,7 +208,7 @@ def test_run_without_budget_retries_learning_before_it_ends():
     """A run with a budget goes on searching."""
     larger, slower = a_candidate(9, 1.0, batch_ratio=4.0), [a_candidate(number, -0.5) for number in range(10, 20)]
     confirmed = {"standing": Standing.CONFIRMED, "number": 90, "processes": 4, "batch_ratio": 4.0}
-    cut_short = a_leader(9, low=0.9, high=1.1, learning_needs=50.0, **confirmed)
+    cut_short = a_leader(9, low=0.9, high=1.1, learning_seconds_needed=50.0, **confirmed)
     state = a_state(larger, *slower, leaders=(cut_short,), left=200.0, budget=300.0)
     assert next_action(dataclasses.replace(state, keeps_budget=False)) == CompareLearning(90)
     assert next_action(state) == TryAnother()
@@ -272,7 +281,7 @@ def test_time_for_a_larger_batch_to_learn_is_reserved():
     assert state.likely_leaders[0] is FAST
     assert next_action(state) == TryAnother()
     assert next_action(dataclasses.replace(state, left=106.0)) != TryAnother()
-    opened = a_leader(10, unlearned=True, batch_ratio=4.0)
+    opened = a_leader(10, learning_untested=True, batch_ratio=4.0)
     for left, kept in ((150.0, 60.0), (69.0, 60.0), (67.0, 0.0)):
         assert kept_for_learning(dataclasses.replace(state, leaders=(opened,), left=left), 90) == kept
 
@@ -502,7 +511,7 @@ def test_no_action_is_begun_that_does_not_fit(state):
         assert verdict(state) is not Verdict.UNDECIDED
     if isinstance(action, Confirm):
         assert not state.candidate(action.candidate).unstable
-        before = state.standing.get(action.candidate)
+        before = state.leaders_by_candidate.get(action.candidate)
         assert before is None or before.standing in (Standing.OUT_OF_TIME, NOT_SHOWN)
 
 
@@ -539,12 +548,12 @@ def after(state, action, draw):
             checked = dataclasses.replace(state.candidate(number), unchecked=False, unstable=fails)
             return dataclasses.replace(with_candidate(state, checked), check_seconds=0.0)
         case Confirm(candidate=number):
-            k = sum(each.looks.leader > 0 for each in state.leaders) + 1
-            known = state.standing.get(number)
+            k = sum(leader.looks.leader > 0 for leader in state.leaders) + 1
+            known = state.leaders_by_candidate.get(number)
             leader = known or a_leader(number, number=100 + number)
             most = leader.processes + MOST_PROCESSES
             looks = InterimAnalysis(leader=k, candidate=number, error=error_of(k), most=most, reference=200 + number)
-            others = tuple(each for each in state.leaders if each is not known)
+            others = tuple(leader for leader in state.leaders if leader is not known)
             return dataclasses.replace(state, leaders=(*others, dataclasses.replace(leader, looks=looks)))
         case GiveUp(leader=number):
             leader = next(leader for leader in state.leaders if leader.number == number)

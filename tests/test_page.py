@@ -150,7 +150,7 @@ def test_the_table_sorts_and_filters(run, tmp_path):
     seen = answer_of(document)
 
     def numbers(texts):
-        return [float(each.removeprefix("×")) for each in texts if each != "–"]
+        return [float(text.removeprefix("×")) for text in texts if text != "–"]
 
     assert numbers(seen["down"]) == sorted(numbers(seen["down"]), reverse=True)
     assert numbers(seen["up"]) == sorted(numbers(seen["up"]))

@@ -15,7 +15,7 @@ from autotune.space.changes import Context, near
 from autotune.space.configuration import find_conflict
 from autotune.space.space_file import find_search_space
 from autotune.stats.same_loss import log_examples
-from autotune.tuning.beliefs import Beliefs, Evidence, Expectation, Expectations, Features
+from autotune.tuning.beliefs import Beliefs, Expectation, Expectations, Features, Observations
 from autotune.tuning.candidates import Proposals, combine, find_useful, neighbours
 from autotune.tuning.sampler import Sampler
 
@@ -65,13 +65,13 @@ class Trying:
     def next(self, **how):
         """The next configuration, or None; it is not tried yet."""
         best = max(self.ratios, key=self.to_the_same_loss)
-        evidence = Evidence(
+        observations = Observations(
             ratios=self.ratios, failed=self.failed, running=self.running, over_critical=self.over_critical
         )
         tried = {*self.ratios, *self.failed, *self.running}
-        how = {"context": self.context, "evidence": evidence, **how}
+        how = {"context": self.context, "observations": observations, **how}
         found = self.proposals.next(tried, best, **how) or self.proposals.next(tried, best, last=True, **how)
-        self.asked = None if found is None else found[0]
+        self.optuna_trial = None if found is None else found[0]
         return None if found is None else found[1]
 
     def to_the_same_loss(self, configuration):
@@ -165,11 +165,11 @@ def test_the_combination_has_no_batch_that_hardly_fits(share, batch_size):
 
 def test_combination_omits_a_batch_size_that_is_passed_over():
     trying = Trying(shipped(), AMX)
-    assert trying.changes(passes_over=lambda found: found.batch_size >= 128) == {
+    assert trying.changes(is_skipped=lambda found: found.batch_size >= 128) == {
         "batch_size": 64,
         "precision": "mixed_bfloat16",
     }
-    assert trying.changes(passes_over=lambda found: found.batch_size > 32) == {"precision": "mixed_bfloat16"}
+    assert trying.changes(is_skipped=lambda found: found.batch_size > 32) == {"precision": "mixed_bfloat16"}
 
 
 def test_a_change_that_often_fails_does_not_join():
@@ -220,8 +220,8 @@ def test_changes_that_helped_apart_are_joined():
 
 def trying_beliefs(trying):
     """What is believed by now."""
-    evidence = Evidence(ratios=trying.ratios, failed=trying.failed, running=trying.running)
-    return Beliefs(Features(trying.space), trying.context, TABLE, evidence)
+    observations = Observations(ratios=trying.ratios, failed=trying.failed, running=trying.running)
+    return Beliefs(Features(trying.space), trying.context, TABLE, observations)
 
 
 # ------------------------------------------------------------------------------------------------ single changes
@@ -240,7 +240,7 @@ def test_knobs_that_cannot_act_are_tried_alone_only_at_the_end():
     while (found := trying.next()) is not None:
         proposed.append(found.differences(BASELINE))
         trying.ratios[found] = 0.0
-        trying.sampler.tell(trying.asked, a_record(found, speedup=1.0))
+        trying.sampler.tell(trying.optuna_trial, a_record(found, speedup=1.0))
     assert len(proposed) == 7
     without = [{name: value for name, value in found.items() if name != "prefetch"} for found in proposed]
     assert not any(found in [{}, *without[:place]] for place, found in enumerate(without[:3]))
@@ -256,7 +256,7 @@ def test_no_neighbour_changes_a_knob_that_cannot_act():
 
 def test_values_that_are_no_choice_are_not_proposed():
     narrow = space_of(SMALL_SPACE.replace("512", "64"))
-    found = [each.differences(BASELINE) for each in neighbours(BASELINE, narrow, SHORT)]
+    found = [configuration.differences(BASELINE) for configuration in neighbours(BASELINE, narrow, SHORT)]
     assert {each["batch_size"] for each in found if "batch_size" in each} <= {16, 64}
     assert all(type(each["jit_compile"]) is bool for each in found if "jit_compile" in each)
     assert not any("precision" in each or "prefetch" in each for each in found)
@@ -290,7 +290,7 @@ def test_what_is_hardly_ever_faster_comes_after_everything_else(context, is_late
     while (found := trying.next()) is not None:
         order.append(found)
         trying.ratios[found] = -0.01
-        trying.sampler.tell(trying.asked, a_record(found, speedup=0.99))
+        trying.sampler.tell(trying.optuna_trial, a_record(found, speedup=0.99))
     assert len(order) == trying.space.size - 1 == 23
     low = [place for place, found in enumerate(order) if found["precision"] != "float32" and found.batch_size >= 32]
     usual = [found["steps_per_execution"] == 1 and found.batch_size >= 32 for found in order]
@@ -318,7 +318,7 @@ def test_no_sample_has_what_cannot_act_or_is_hardly_ever_faster(context):
         found = trying.next()
         assert all(value in useful.get(name, ()) for name, value in found.differences(BASELINE).items())
         trying.ratios[found] = -0.01
-        trying.sampler.tell(trying.asked, a_record(found, speedup=0.99))
+        trying.sampler.tell(trying.optuna_trial, a_record(found, speedup=0.99))
 
 
 @given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["quick", "cpu"]))
@@ -341,7 +341,7 @@ def test_proposals_are_new_and_in_the_space(data, waits, short_steps, name):
 
 def told(sampler):
     """Of each state, how many trials the study has."""
-    states = [each.state for each in sampler._study.trials]
+    states = [trial.state for trial in sampler._study.trials]
     return {each: states.count(each) for each in set(states)}
 
 
@@ -350,7 +350,7 @@ def test_small_space_is_proposed_once_and_then_exhausted():
     while (configuration := trying.next()) is not None:
         assert configuration not in trying.ratios
         trying.ratios[configuration] = 0.1
-        trying.sampler.tell(trying.asked, a_record(configuration, speedup=1.1))
+        trying.sampler.tell(trying.optuna_trial, a_record(configuration, speedup=1.1))
     assert len(trying.ratios) == 4
     assert trying.proposals.exhausted
     assert told(trying.sampler)[TrialState.COMPLETE] == 3
@@ -363,7 +363,7 @@ def test_where_no_change_is_promising_samples_are_proposed():
     configuration = trying.next()
     assert configuration not in trying.ratios
     assert configuration in trying.space
-    trying.sampler.tell(trying.asked, a_record(configuration, speedup=1.1))
+    trying.sampler.tell(trying.optuna_trial, a_record(configuration, speedup=1.1))
     assert not trying.proposals.exhausted
 
 
@@ -380,12 +380,12 @@ def test_the_first_samples_follow_the_expectations():
 
 def test_lack_of_time_does_not_exhaust_the_space():
     trying = Trying(space_of(TINY_SPACE))
-    needs_import = lambda each: each["jit_compile"]  # noqa: E731  # a word
-    configuration = trying.next(passes_over=needs_import)
+    needs_import = lambda configuration: configuration["jit_compile"]  # noqa: E731  # a word
+    configuration = trying.next(is_skipped=needs_import)
     assert not configuration["jit_compile"]
-    trying.sampler.tell(trying.asked, a_record(configuration, speedup=1.1))
+    trying.sampler.tell(trying.optuna_trial, a_record(configuration, speedup=1.1))
     trying.ratios[configuration] = 0.1
-    assert trying.next(passes_over=needs_import) is None
+    assert trying.next(is_skipped=needs_import) is None
     assert trying.proposals.nothing_fits
     assert not trying.proposals.exhausted
     assert TrialState.RUNNING not in told(trying.sampler)
@@ -401,7 +401,7 @@ class Repeating:
     def ask_for(self, configuration):
         """Nothing to be told about it."""
 
-    def pass_over(self, asked):
+    def skip_sample(self, optuna_trial):
         """It learns nothing."""
 
 
@@ -411,8 +411,8 @@ def test_given_configurations_precede_neighbours_unless_tried():
     tried, proposed = {BASELINE}, []
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0), first=first)
     for _ in range(3):
-        asked, configuration = proposals.next(tried, BASELINE, context=SHORT)
-        assert asked.params == {name: configuration[name] for name in space.choices}
+        optuna_trial, configuration = proposals.next(tried, BASELINE, context=SHORT)
+        assert optuna_trial.params == {name: configuration[name] for name in space.choices}
         tried.add(configuration)
         proposed.append(configuration)
     assert proposed[:2] == [first[0], first[2]]
@@ -426,7 +426,7 @@ def test_what_was_seen_to_be_much_slower_is_not_sampled_again():
         configuration = trying.next()
         assert configuration["jit_compile"] is False
         trying.ratios[configuration] = -0.02
-        trying.sampler.tell(trying.asked, a_record(configuration, speedup=0.98))
+        trying.sampler.tell(trying.optuna_trial, a_record(configuration, speedup=0.98))
 
 
 def test_a_sampler_that_repeats_itself_ends_no_space():
@@ -442,7 +442,7 @@ def test_a_sampler_that_repeats_itself_ends_no_space():
     assert tried == every
     assert (proposals.exhausted, proposals.nothing_fits) == (True, False)
     other = Proposals(space, Repeating())
-    assert other.next({BASELINE}, BASELINE, context=SHORT, passes_over=lambda each: True, last=True) is None
+    assert other.next({BASELINE}, BASELINE, context=SHORT, is_skipped=lambda configuration: True, last=True) is None
     assert (other.exhausted, other.nothing_fits) == (False, True)
 
 

@@ -185,10 +185,10 @@ def test_a_host_that_comes_after_one_was_lost_is_used():
         trials.drop("seat1")
         ray.seats["c"] = 1
         trials.refresh()
-        assert [trials.place(each).host for each in trials.seats] == ["a", "c"]
+        assert [trials.place(seat).host for seat in trials.seats] == ["a", "c"]
         trials.drop(trials.seats[1])
         trials.refresh()
-        assert [trials.place(each).host for each in trials.seats] == ["a"]
+        assert [trials.place(seat).host for seat in trials.seats] == ["a"]
 
 
 def test_cluster_without_usable_seats_is_not_waited_for():
@@ -328,7 +328,7 @@ def test_connect_passes_the_working_directory_to_the_cluster(ray_module):
 def nodes(*resources):
     """A Ray with these nodes, the last of which is lost."""
     lost = len(resources) - 1
-    total = {"GPU": sum(each.get("GPU", 0) for each in resources)}
+    total = {"GPU": sum(resource.get("GPU", 0) for resource in resources)}
     found = [{"NodeID": str(at), "Alive": at != lost, "Resources": each} for at, each in enumerate(resources)]
     return SimpleNamespace(nodes=lambda: found, cluster_resources=lambda: total, available_resources=lambda: {"GPU": 1})
 

@@ -115,7 +115,7 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path, recipe):
     path.write_text("older")
     recipe.save(path)
     assert Recipe.load(path) == recipe
-    assert [each.name for each in tmp_path.iterdir()] == ["recipe.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]
 
 
 def test_reading_sets_nothing(tmp_path, recipe):
@@ -199,7 +199,7 @@ def test_a_figure_lies_in_its_own_interval(recipe, path, estimate, named):
 
 
 @pytest.mark.parametrize("part", ["configuration", "baseline"])
-@pytest.mark.parametrize("knob", [each.name for each in knobs_on(Device.CPU) if not each.of_workload])
+@pytest.mark.parametrize("knob", [knob.name for knob in knobs_on(Device.CPU) if not knob.of_workload])
 def test_every_knob_of_the_device_is_there(recipe, part, knob):
     document = document_of(recipe)
     del document[part][knob]
@@ -210,10 +210,10 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     document = document_of(recipe)
     for part in ("configuration", "baseline"):
         del document[part]["onednn"], document[part]["keep_freed_memory"]
-        own = {each.name: each.default for each in knobs_on(Device.GPU) if not each.of_workload}
+        own = {knob.name: knob.default for knob in knobs_on(Device.GPU) if not knob.of_workload}
         document[part] |= {name: default for name, default in own.items() if default is not None} | document[part]
     loaded = Recipe.parse(json.dumps(document), source="my.json")
-    assert set(loaded.configuration) == {each.name for each in knobs_on(Device.GPU) if not each.of_workload}
+    assert set(loaded.configuration) == {knob.name for knob in knobs_on(Device.GPU) if not knob.of_workload}
     gpu, document["baseline"] = document["baseline"], dict(recipe.baseline)
     assert "baseline has no tensor_float_32, " in find_conflict(json.dumps(document)).message
     document["baseline"] |= gpu
@@ -242,8 +242,8 @@ def applied(monkeypatch):
     """What `apply` would set, instead of setting it, in a process where nothing was applied before."""
     calls = []
     monkeypatch.setattr(recipe_module.apply, "_applied", None)
-    monkeypatch.setattr(recipe_module.apply, "apply_before_import", lambda each: calls.append("import"))
-    monkeypatch.setattr(recipe_module.apply, "apply_before_build", lambda each: calls.append("build"))
+    monkeypatch.setattr(recipe_module.apply, "apply_before_import", lambda configuration: calls.append("import"))
+    monkeypatch.setattr(recipe_module.apply, "apply_before_build", lambda configuration: calls.append("build"))
     monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE)
     return calls
 

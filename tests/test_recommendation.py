@@ -356,7 +356,7 @@ def test_a_check_that_could_not_be_made_did_not_pass(ended):
     none = [check_finite_loss([None, None]), check_falling_loss(None, None, baseline_first=None, baseline_last=None)]
     fits = check_peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34)
     stability = ended.recipe(checks=[*none, fits]).evidence.stability
-    assert [each.name for each in stability.checks] == [DEVICE_MEMORY]
+    assert [check.name for check in stability.checks] == [DEVICE_MEMORY]
     assert "a finite training loss (the model reports no loss)" in stability.not_checked
     assert "whether the training loss falls (the model reports no loss)" in stability.not_checked
 

@@ -79,15 +79,15 @@ def ended(path, machine=None, **options):
 def searched(directory):
     """The trials of the search that were measured or failed, by number."""
     return {
-        each.trial: each
-        for each in read_trials(directory)
-        if each.phase in (Phase.BASELINE, Phase.SEARCH) and each.outcome is not Outcome.INTERRUPTED
+        record.trial: record
+        for record in read_trials(directory)
+        if record.phase in (Phase.BASELINE, Phase.SEARCH) and record.outcome is not Outcome.INTERRUPTED
     }
 
 
 def assert_each_was_run_once(directory):
     """No two trials of the search have the same configuration."""
-    seen = [Configuration(each.configuration) for each in searched(directory).values()]
+    seen = [Configuration(record.configuration) for record in searched(directory).values()]
     assert len(seen) == len(set(seen))
 
 
@@ -124,10 +124,10 @@ def test_the_study_knows_all_of_it(tmp_path):
     directory = stop_at(tmp_path / "run", 4, kind=RunDirectory)
     go_on(trials(1), tmp_path / "run", kind=RunDirectory, budget=60.0)
     study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
-    told = [each.user_attrs["trial"] for each in study.trials if "trial" in each.user_attrs]
+    told = [trial.user_attrs["trial"] for trial in study.trials if "trial" in trial.user_attrs]
     assert set(told) >= set(searched(directory))
     open_ones = (optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING)
-    assert not [each for each in study.trials if each.state in open_ones]
+    assert not [trial for trial in study.trials if trial.state in open_ones]
 
 
 @pytest.mark.parametrize(("pairing", "inferred"), [(Pairing.ALTERNATING, False), (Pairing.BRACKETED, True)])
@@ -138,7 +138,7 @@ def test_oom_beside_the_baseline_says_nothing_of_larger_batches(tmp_path, pairin
     failed = {"configuration": small, "asked": None, "outcome": Outcome.OOM, "pairing": pairing}
     directory.write_trial(record.model_copy(update=failed))
     go_on(trials(1), tmp_path / "run")
-    larger = [each for each in searched(directory).values() if each.configuration["batch_size"] > 64]
+    larger = [record for record in searched(directory).values() if record.configuration["batch_size"] > 64]
     assert (Outcome.INFERRED_OOM in {each.outcome for each in larger}) is inferred
 
 
@@ -154,7 +154,7 @@ def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
     own = {"set_by_dataset": {"data_autotune": False}}
     directory = stop_at(tmp_path / "run", 3, on=trials(**own))
     go_on(trials(1, **own), tmp_path / "run", budget=60.0)
-    assert {each.configuration["data_autotune"] for each in read_trials(directory)} == {False}
+    assert {record.configuration["data_autotune"] for record in read_trials(directory)} == {False}
 
 
 # ------------------------------------------------------------------------------------------- leaders and their errors
@@ -177,7 +177,7 @@ def test_a_confirmation_that_was_stopped_goes_on(tmp_path):
     recipe = go_on(trials(1, speed=faster_by(jit_compile=1.2)), path, space=ONE_KNOB)
     (after,) = leaders_of(read_trials(RunDirectory(path)))
     assert [
-        each.model_copy(update={"standing": Standing.OPEN, "confirmed_at_seconds": None}) for each in after.looks
+        look.model_copy(update={"standing": Standing.OPEN, "confirmed_at_seconds": None}) for look in after.looks
     ] == list(before.looks)
     assert after.pairs[: len(before.pairs)] == before.pairs
     assert recipe.evidence.verdict is Verdict.FASTER
@@ -202,8 +202,8 @@ def test_resumed_leader_gets_further_looks_at_own_errors(tmp_path):
     (after,) = leaders_of(read_trials(RunDirectory(path)))
     assert after.looks[: len(before.looks)] == before.looks
     assert after.pairs[: len(before.pairs)] == before.pairs
-    errors = [each.error for each in after.looks]
-    assert [each.leader for each in after.looks] == list(range(1, len(errors) + 1))
+    errors = [look.error for look in after.looks]
+    assert [look.leader for look in after.looks] == list(range(1, len(errors) + 1))
     assert len(errors) > 1
     assert sum(errors) <= 0.05
     assert after.looks[1].most > before.looks[0].most
@@ -230,7 +230,7 @@ def test_what_was_compared_once_is_known_later(tmp_path):
         path = tmp_path / str(learns)
         settings = {
             "speed": faster_by(precision=1.6),
-            "learns": lambda each, learns=learns: learns or each["precision"] == "float32",
+            "learns": lambda configuration, learns=learns: learns or configuration["precision"] == "float32",
         }
         first = ended(path, trials(**settings), space=PRECISION, budget=200.0)
         assert first.evidence.verdict is verdict
@@ -238,7 +238,7 @@ def test_what_was_compared_once_is_known_later(tmp_path):
         recipe = go_on(second, path, space=PRECISION, budget=100.0)
         assert recipe.evidence.verdict is verdict
         assert recipe.evidence.stability == first.evidence.stability
-        assert all(each.timed for each in second.launched)
+        assert all(trial.timed for trial in second.launched)
 
 
 def test_an_exhausted_run_ends_at_once(tmp_path):
@@ -333,7 +333,7 @@ def test_wall_clock_change_does_not_affect_time_spent(tmp_path, monkeypatch, set
 def test_time_spent_adds_up_over_resumed_runs(tmp_path):
     directory = stop_at(tmp_path / "run", 3)
     before = read_earlier(directory).spent_seconds
-    early = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
+    early = [pair.candidate.at for record in searched(directory).values() for pair in record.pairs]
 
     def react(event):
         if isinstance(event, TrialBegan) and event.trial == 6:
@@ -343,7 +343,7 @@ def test_time_spent_adds_up_over_resumed_runs(tmp_path):
     with pytest.raises(Stopped):
         go_on(second, tmp_path / "run", observe=Watcher(react))
     assert read_earlier(directory).spent_seconds == before + second.clock() > before > 0.0
-    ends = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
+    ends = [pair.candidate.at for record in searched(directory).values() for pair in record.pairs]
     assert len(ends) == len(set(ends)) > len(early)
     assert sorted(ends)[: len(early)] == sorted(early)
 
@@ -351,9 +351,9 @@ def test_time_spent_adds_up_over_resumed_runs(tmp_path):
 def test_rewritten_record_keeps_the_end_time_of_its_trial(tmp_path):
     run = run_on(trials(), tmp_path)
     run.clock.advance(3.0)
-    first = run.keep(a_record(trial=1))
+    first = run.save_record(a_record(trial=1))
     run.clock.advance(4.0)
-    again = run.keep(first.model_copy(update={"outcome": Outcome.UNSTABLE}))
+    again = run.save_record(first.model_copy(update={"outcome": Outcome.UNSTABLE}))
     assert (first.ended_at_seconds, again.ended_at_seconds) == (3.0, 3.0)
     assert run.directory.trials[1] == run.records[1] == again
 
@@ -415,8 +415,8 @@ def test_damaged_record_is_skipped_and_its_number_not_reused(tmp_path):
 def test_leader_with_unreadable_baseline_is_not_restored(tmp_path):
     ended(tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")
-    records = {each.trial: each for each in read_trials(directory)}
-    leader = next(each for each in records.values() if each.looks)
+    records = {record.trial: record for record in read_trials(directory)}
+    leader = next(record for record in records.values() if record.looks)
     for lost in (leader.looks[-1].reference, leader.looks[-1].candidate):
         file = directory.trial_directory(lost) / "result.json"
         before = file.read_text()
@@ -562,6 +562,6 @@ def test_the_number_of_an_interrupted_trial_is_not_used_again(tmp_path):
 def test_need_for_fresh_interpreters_is_recorded_in_the_run(tmp_path):
     machine = trials()
     stuck = TrialFailed(Outcome.TIMEOUT, "stuck")
-    machine.failure = lambda each: stuck if machine.isolation == "template" else None
+    machine.failure = lambda configuration: stuck if machine.isolation == "template" else None
     stopped = stop_at(tmp_path / "run", 2, on=machine)
     assert stopped.read_run().isolation == "spawn"

@@ -39,10 +39,10 @@ def run(sampler, count, outcome=lambda configuration: 1.0):
 
 def test_every_sample_lies_in_the_space():
     space = space_of(UNEVEN_SPACE)
-    asked = run(a_sampler(space), 5 * FIRST, lambda each: each.batch_size / 100)
+    asked = run(a_sampler(space), 5 * FIRST, lambda configuration: configuration.batch_size / 100)
     assert all(configuration in space for configuration in asked)
     for name, choices in space.choices.items():
-        assert {type(each[name]) for each in asked} <= {type(each) for each in choices}
+        assert {type(each[name]) for each in asked} <= {type(choice) for choice in choices}
         assert {each[name] for each in asked} == set(choices)
 
 
@@ -64,7 +64,7 @@ def test_a_seed_makes_the_samples_repeatable():
 
 
 def test_the_model_goes_where_it_is_fast():
-    asked = run(a_sampler(space_of()), 50, lambda each: each.batch_size / 32)
+    asked = run(a_sampler(space_of()), 50, lambda configuration: configuration.batch_size / 32)
     modelled = asked[FIRST:]
     assert sum(each.batch_size >= 256 for each in modelled) > 0.75 * len(modelled)
 
@@ -158,8 +158,8 @@ def test_a_disk_that_fills_up_midway_is_said(tmp_path):
 
 def test_what_is_passed_over_is_told_as_pruned():
     sampler = a_sampler(space_of())
-    asked, _ = sampler.ask()
-    sampler.pass_over(asked)
+    optuna_trial, _ = sampler.ask()
+    sampler.skip_sample(optuna_trial)
     (kept,) = sampler._study.trials
     assert kept.state is TrialState.PRUNED
     assert kept.user_attrs == {}
@@ -182,8 +182,8 @@ def test_the_study_is_made_anew_from_the_records(tmp_path, left_behind):
             a_record(faster, trial=3, phase=Phase.SOAK),
         ]
     )
-    assert [(each.user_attrs["trial"], each.value) for each in sampler._study.trials] == [(0, 1.0), (1, 1.5)]
-    assert {each.state for each in sampler._study.trials} == {TrialState.COMPLETE}
+    assert [(trial.user_attrs["trial"], trial.value) for trial in sampler._study.trials] == [(0, 1.0), (1, 1.5)]
+    assert {trial.state for trial in sampler._study.trials} == {TrialState.COMPLETE}
 
 
 def values_in(file):
@@ -242,6 +242,6 @@ def test_the_study_is_in_its_directory_whatever_that_is_called(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
     run(a_sampler(space_of(), file=Path(name) / "study.db"), 1)
-    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == [f"{name}/study.db"]
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [f"{name}/study.db"]
     with contextlib.closing(sqlite3.connect(tmp_path / name / "study.db")) as study:
         assert study.execute("SELECT count(*) FROM trials").fetchone() == (1,)

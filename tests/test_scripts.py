@@ -219,7 +219,7 @@ def test_a_fork_answers_and_nothing_of_it_is_left():
         send_answer(pipe, {"doing": "the work"})
         send_answer(pipe, {"result": 1})
 
-    assert run_in_fork(work, tell=doing.append) == {"result": 1}
+    assert run_in_fork(work, on_progress=doing.append) == {"result": 1}
     assert doing == ["the work"]
 
 
@@ -366,8 +366,8 @@ def test_a_call_is_known_by_its_function_and_order(tmp_path):
         6: ("<module>", 1),
         7: ("<module>", 1),
     }
-    assert {each.call for each in sites.values()} == {"batch"}
-    assert {each.file for each in sites.values()} == {"train.py"}
+    assert {site.call for site in sites.values()} == {"batch"}
+    assert {site.file for site in sites.values()} == {"train.py"}
 
 
 def test_a_call_in_a_linked_script_is_the_same_call(tmp_path):
@@ -436,10 +436,10 @@ FACTS = ScriptFacts(
 
 
 def test_only_what_differs_from_the_script_is_changed():
-    same = Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": "auto"}, FACTS)
+    same = Settings.from_configuration({"batch_size": 32, "prefetch": "as_written", "jit_compile": "auto"}, FACTS)
     assert same.changes == {}
     assert same.at("batch_size", SITE, 32) == 32
-    other = Settings.of({"batch_size": 64, "prefetch": 2, "jit_compile": True}, FACTS)
+    other = Settings.from_configuration({"batch_size": 64, "prefetch": 2, "jit_compile": True}, FACTS)
     assert other.at("batch_size", SITE, 32) == 64
     elsewhere = SITE.model_copy(update={"order": 1})
     assert other.at("batch_size", elsewhere, 32) == 32
@@ -448,7 +448,7 @@ def test_only_what_differs_from_the_script_is_changed():
 
 
 def test_missing_call_site_fails_before_the_first_step():
-    settings = Settings.of({"batch_size": 64, "prefetch": 2, "jit_compile": "auto"}, FACTS)
+    settings = Settings.from_configuration({"batch_size": 64, "prefetch": 2, "jit_compile": "auto"}, FACTS)
     settings.at("batch_size", SITE, 32)
     with pytest.raises(ApplyError, match=r"prefetch was set at prefetch\(\) in train.py, line 7"):
         settings.refuse_missing(FACTS)
@@ -458,7 +458,7 @@ def test_missing_call_site_fails_before_the_first_step():
 def test_one_of_several_call_sites_that_is_gone_is_missing():
     second = SITE.model_copy(update={"order": 1, "line": 9})
     facts = FACTS.model_copy(update={"sites": {"batch_size": (SITE, second)}})
-    settings = Settings.of({"batch_size": 64}, facts)
+    settings = Settings.from_configuration({"batch_size": 64}, facts)
     settings.at("batch_size", SITE, 32)
     with pytest.raises(ApplyError, match="line 9"):
         settings.refuse_missing(facts)
@@ -467,7 +467,9 @@ def test_one_of_several_call_sites_that_is_gone_is_missing():
 
 
 def test_a_call_site_of_a_knob_that_is_not_changed_may_be_gone():
-    Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": True}, FACTS).refuse_missing(FACTS)
+    Settings.from_configuration(
+        {"batch_size": 32, "prefetch": "as_written", "jit_compile": True}, FACTS
+    ).refuse_missing(FACTS)
 
 
 def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):

@@ -23,12 +23,12 @@ TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or
 def failing(outcome, *, of=None):
     """A failure of one configuration, or of all."""
     failure = TrialFailed(outcome, "as planned", hint="a hint", log_tail="the log")
-    return lambda each: failure if of in (None, each) else None
+    return lambda configuration: failure if of in (None, configuration) else None
 
 
 def alive(trials):
     """What has a process."""
-    return [each.configuration for each in trials.alive]
+    return [trial.configuration for trial in trials.alive]
 
 
 # ------------------------------------------------------------------------------------------------- baseline
@@ -56,8 +56,8 @@ def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
         (failing(Outcome.CRASHED), NoStableConfigurationError, r"crashed.*as planned"),
         (failing(Outcome.TIMEOUT), BudgetError, "baseline"),
         (lambda each: TrialFailed(Outcome.ERROR, "dataset() is empty", input_error=True), WorkloadError, "dataset"),
-        (lambda each: TAKEN, NoStableConfigurationError, r"\(error\).*busy or unavailable"),
-        (lambda each: TrialFailed(Outcome.ERROR, f"{INTERNAL}: so"), TrialProcessError, f"^{INTERNAL}: so"),
+        (lambda configuration: TAKEN, NoStableConfigurationError, r"\(error\).*busy or unavailable"),
+        (lambda configuration: TrialFailed(Outcome.ERROR, f"{INTERNAL}: so"), TrialProcessError, f"^{INTERNAL}: so"),
     ],
 )
 def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure, error, words):
@@ -76,10 +76,10 @@ def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED])
 def test_baseline_stuck_in_a_fork_restarts_in_new_interpreter(tmp_path, outcome):
     watcher, failure = Watcher(), TrialFailed(outcome, "stuck")
-    trials = simulated_trials(failure=lambda each: failure if trials.isolation == "template" else None)
+    trials = simulated_trials(failure=lambda configuration: failure if trials.isolation == "template" else None)
     searching = Searching(tmp_path, trials, observe=watcher)
     assert (trials.isolation, searching.run.records[0].outcome) == ("spawn", Outcome.OK)
-    (notice,) = [each.text for each in watcher.of(Notice)]
+    (notice,) = [notice.text for notice in watcher.of(Notice)]
     assert "does not train in a fork" in notice
     assert "stuck" in notice
 
@@ -87,7 +87,7 @@ def test_baseline_stuck_in_a_fork_restarts_in_new_interpreter(tmp_path, outcome)
 def test_failing_baseline_of_a_later_seat_affects_no_other_seat(tmp_path):
     trials = simulated_trials()
     searching = Searching(tmp_path, trials)
-    trials.failure = lambda each: TrialFailed(Outcome.CRASHED, "stuck")
+    trials.failure = lambda configuration: TrialFailed(Outcome.CRASHED, "stuck")
     with pytest.raises(NoStableConfigurationError):
         Seat(searching.run, name="other").start_baseline(60.0)
     assert trials.isolation == "template"
@@ -114,7 +114,7 @@ def test_stalled_baseline_in_a_small_budget_asks_for_more_time(tmp_path, timeout
 def test_long_epochs_are_timed_in_fewer_slices(tmp_path):
     counts = [
         len(Searching(tmp_path / str(number), simulated_trials(speed, examples=96)).run.records[0].slices)
-        for number, speed in enumerate((lambda each: 4000.0, lambda each: 12.0))
+        for number, speed in enumerate((lambda configuration: 4000.0, lambda configuration: 12.0))
     ]
     assert counts[0] > counts[1] == 1
 
@@ -174,7 +174,7 @@ def test_a_candidate_is_set_against_the_baseline(tmp_path):
 
 
 def test_who_goes_first_is_drawn_and_slices_are_of_single_epochs(tmp_path):
-    searching = Searching(tmp_path, simulated_trials(lambda each: 60.0, noise=0.05, examples=96))
+    searching = Searching(tmp_path, simulated_trials(lambda configuration: 60.0, noise=0.05, examples=96))
     trial, _ = searching.measure(seconds=60.0)
     _, record = searching.measure(trial=trial, seconds=60.0)
     assert {pair.baseline_first for pair in record.pairs} == {True, False}
@@ -184,7 +184,7 @@ def test_who_goes_first_is_drawn_and_slices_are_of_single_epochs(tmp_path):
 def test_a_noisy_candidate_is_measured_until_its_time_is_up(tmp_path):
     _, record = Searching(tmp_path, simulated_trials(noise=0.3, examples=None)).measure(seconds=8.0)
     assert record.stopped_by == "time"
-    assert 6.0 < sum(each.baseline.seconds + each.candidate.seconds for each in record.pairs) < 9.0
+    assert 6.0 < sum(pair.baseline.seconds + pair.candidate.seconds for pair in record.pairs) < 9.0
 
 
 @pytest.mark.parametrize("slower", [0.5, 0.97])
@@ -217,7 +217,7 @@ def test_xla_fallback_is_recorded_as_not_compiled(tmp_path, together):
     trials = simulated_trials(xla_falls_back=True, fits_together=lambda each: together or len(each) < 2)
     searching = Searching(tmp_path, trials)
     trial, record = searching.measure()
-    assert trial.asked["jit_compile"] is True
+    assert trial.requested["jit_compile"] is True
     assert record.configuration["jit_compile"] is False
 
 
@@ -243,11 +243,11 @@ def test_what_is_in_force_is_what_was_tried(tmp_path):
 
 
 def test_what_was_tried_under_another_name_is_not_measured_again(tmp_path):
-    trials = simulated_trials(in_force=lambda each: {"jit_compile": False} if each == FAST else {})
+    trials = simulated_trials(in_force=lambda configuration: {"jit_compile": False} if configuration == FAST else {})
     searching = Searching(tmp_path, trials)
     trial = searching.run.new_trial(Phase.SEARCH, FAST)
     with pytest.raises(SameInForce) as caught:
-        searching.measure(trial=trial, known=lambda each: each == BASELINE)
+        searching.measure(trial=trial, known=lambda configuration: configuration == BASELINE)
     assert caught.value.configuration == BASELINE
     record = searching.run.records[trial.number]
     assert (record.outcome, record.pairs) == (Outcome.PRUNED, ())
@@ -288,7 +288,7 @@ def test_slow_steps_skip_the_boundary_of_another_pipeline(tmp_path):
 
 
 def test_what_does_not_fit_alone_is_out_of_memory(tmp_path):
-    trials = simulated_trials(fits_together=lambda each: sum(one.batch_size for one in each) <= 128)
+    trials = simulated_trials(fits_together=lambda configurations: sum(one.batch_size for one in configurations) <= 128)
     searching = Searching(tmp_path, trials)
     assert searching.measure(BASELINE.replace(batch_size=256))[1].outcome is Outcome.OOM
     for size, pairing in ((64, Pairing.ALTERNATING), (128, Pairing.BRACKETED)):
@@ -351,7 +351,7 @@ def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, lat
     searching = Searching(tmp_path, simulated_trials(TWICE, gpus=first))
     searching.trials.gpus = later
     trial = searching.run.new_trial(Phase.SEARCH, OTHER)
-    with pytest.raises(NoStableConfigurationError, match="not available any more") as caught:
+    with pytest.raises(NoStableConfigurationError, match="no longer available") as caught:
         searching.measure(trial=trial)
     record = searching.run.records[trial.number]
     assert record.outcome is Outcome.INTERRUPTED
@@ -362,7 +362,7 @@ def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, lat
 def test_a_card_that_is_taken_between_brackets_is_told_as_that(tmp_path):
     searching = Searching(tmp_path, simulated_trials(), bracketed=True)
     searching.measure()
-    searching.trials.failure = lambda each: TAKEN if each == BASELINE else None
+    searching.trials.failure = lambda configuration: TAKEN if configuration == BASELINE else None
     searching.lose_the_baseline()
     with pytest.raises(NoStableConfigurationError, match=r"\(error\).*busy or unavailable"):
         searching.measure(OTHER)

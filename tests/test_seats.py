@@ -60,9 +60,9 @@ def test_both_seats_are_at_work_at_the_same_time(tmp_path):
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.configuration["jit_compile"] is True
     records = list(directory.trials.values())
-    assert sorted(each.trial for each in records) == list(range(len(records)))
-    assert [each.phase for each in records].count(Phase.BASELINE) == 2
-    assert [each.phase for each in records].count(Phase.SEARCH) == 8  # what runs counts
+    assert sorted(record.trial for record in records) == list(range(len(records)))
+    assert [record.phase for record in records].count(Phase.BASELINE) == 2
+    assert [record.phase for record in records].count(Phase.SEARCH) == 8  # what runs counts
     assert trials.alive == []
 
 
@@ -94,7 +94,7 @@ def test_seat_that_cannot_train_is_dropped_and_others_go_on(tmp_path, when):
     trials.on_launch = fail_on_the_right
     recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
     assert trials.seats == ("left",)
-    assert any("seat right is dropped" in each.text and "no card" in each.text for each in watcher.of(Notice))
+    assert any("seat right is dropped" in notice.text and "no card" in notice.text for notice in watcher.of(Notice))
     assert recipe.evidence.verdict is Verdict.FASTER
 
 
@@ -164,7 +164,7 @@ def test_trial_of_a_lost_seat_is_rerun_and_the_seat_restarted(tmp_path):
     assert trials.restarted == ["right"]
     assert trials.seats == ("left", "right")
     assert recipe.evidence.verdict is Verdict.FASTER
-    assert any("was lost; restarting it" in each.text for each in watcher.of(Notice))
+    assert any("was lost; restarting it" in notice.text for notice in watcher.of(Notice))
 
 
 def test_seat_lost_twice_is_dropped_and_the_run_finishes(tmp_path):
@@ -172,7 +172,7 @@ def test_seat_lost_twice_is_dropped_and_the_run_finishes(tmp_path):
     trials = Losing({"right": 2})
     recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
     assert trials.seats == ("left",)
-    assert any("seat right is dropped: it was lost twice" in each.text for each in watcher.of(Notice))
+    assert any("seat right is dropped: it was lost twice" in notice.text for notice in watcher.of(Notice))
     assert recipe.evidence.verdict is Verdict.FASTER
     assert {each.seat for each in directory.trials.values() if each.outcome is Outcome.OK} == {"left", "right"}
 
@@ -195,7 +195,7 @@ def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
     _, directory = quick_tune(trials, tmp_path, budget=400.0, trials=12, observe=watcher)
     second = [each for each in directory.trials.values() if each.seat == "second"]
     assert {each.phase for each in second} >= {Phase.BASELINE, Phase.SEARCH}
-    assert any("new seat: second" in each.text for each in watcher.of(Notice))
+    assert any("new seat: second" in notice.text for notice in watcher.of(Notice))
 
 
 @pytest.mark.parametrize(("waits", "gains"), [(True, "jit_compile"), (False, "prefetch"), (False, "jit_compile")])
@@ -276,7 +276,7 @@ def test_a_seat_that_others_of_its_host_slow_down_is_said_once(tmp_path, host, s
     watcher, seats = Watcher(), ("left", "right")
     trials = Shared(facts=FACTS, seats=seats, samples_per_second=SPEED, noise=0.002, on_launch=slow_down)
     quick_tune(trials, tmp_path, budget=120.0, trials=6, observe=watcher)
-    said = [each.text for each in watcher.of(Notice) if "they share its cores" in each.text]
+    said = [notice.text for notice in watcher.of(Notice) if "they share its cores" in notice.text]
     assert len(said) == told
     assert all("seat left trains 8% slower since other seats of one began" in text for text in said)
 

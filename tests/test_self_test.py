@@ -10,7 +10,7 @@ from autotune.front import cli
 from autotune.front.documents import DOCUMENTS
 from autotune.script.self_test_workload import TICK_SECONDS
 from autotune.tuning.events import TrialBegan, TrialEnded
-from autotune.tuning.self_test import Judgement, Measured, SelfTest, judge_interval, self_test_with
+from autotune.tuning.self_test import Judgement, KnownDifference, SelfTest, judge_interval, self_test_with
 
 HOLDS, CANNOT_TELL, WRONG = Judgement.HOLDS, Judgement.CANNOT_TELL, Judgement.WRONG
 
@@ -111,7 +111,7 @@ def test_an_interval_is_judged_by_what_is_known(low, high, sure, judgement):
 def test_the_doctor_tells_what_it_found_and_leaves_by_it(capsys, monkeypatch, judgement, code, told):
     def measured(true, value, processes, judgement):
         interval = Interval(value=value, low=value - 0.03, high=value + 0.03)
-        return Measured(true=true, measured=interval, processes=processes, judgement=judgement)
+        return KnownDifference(true=true, measured=interval, processes=processes, judgement=judgement)
 
     found = SelfTest(
         same=measured(1.0, 1.0, 4, judgement),

@@ -40,7 +40,7 @@ def test_what_an_epoch_runs_in_with_is_not_counted():
     assert trials.clock() - before == pytest.approx(paused.seconds + ready.run_in_seconds)
     before = trials.clock()
     slices = trial.measure_continuously(0.5, 3, 100.0)
-    assert trials.clock() - before == pytest.approx(sum(each.seconds for each in slices) + ready.run_in_seconds)
+    assert trials.clock() - before == pytest.approx(sum(slice_.seconds for slice_ in slices) + ready.run_in_seconds)
     trained = [each.trained_examples for each in (paused, *slices)]
     assert [later - earlier for earlier, later in itertools.pairwise(trained)] == [3 * 1437, 2 * 1437, 2 * 1437]
 

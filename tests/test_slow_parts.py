@@ -53,7 +53,7 @@ def test_an_optimizer_with_moments_updates_all_rows_of_a_table(rows, optimizer, 
 
 
 def test_a_function_that_stays_eager_is_named_with_its_reason():
-    held = "train.py, line 9: value() calls print(): a graph would do that once"
+    held = "train.py, line 9: value() calls print(): tf.function would run it only once, at trace time"
     compiled, other = slow_parts_of_step("train.py, line 3", [], [], None, [held])
     assert (compiled.knob, other.knob) == ("graph_step", "")
     assert other.what == f"a part of the step stays eager ({held})"

@@ -144,19 +144,19 @@ def test_uncomparable_numerics_come_last():
 
 def test_gains_are_excluded_for_all_candidates_together():
     few, many = (a_state(*(a_candidate(number) for number in range(count))) for count in (2, 20))
-    assert few.upper(few.candidates[0]) < many.upper(many.candidates[0])
+    assert few.gain_upper_bound(few.candidates[0]) < many.gain_upper_bound(many.candidates[0])
 
 
 @pytest.mark.parametrize("standing", [Standing.NOT_SHOWN, Standing.OUT_OF_TIME])
 def test_what_was_confirmed_has_the_bound_of_its_fresh_processes(standing):
     leader = a_leader(1, standing=standing, low=-0.05, high=0.08)
     state = a_state(a_candidate(1, 0.5), leaders=(leader,))
-    assert math.exp(state.upper(state.candidates[0])) == pytest.approx(1.08)
+    assert math.exp(state.gain_upper_bound(state.candidates[0])) == pytest.approx(1.08)
 
 
 def test_what_failed_has_no_gain():
     state = a_state(dataclasses.replace(a_candidate(1), ratio=-math.inf, pairs=0))
-    assert state.upper(state.candidates[0]) == -math.inf
+    assert state.gain_upper_bound(state.candidates[0]) == -math.inf
     assert state.unclear == []
 
 
@@ -198,5 +198,5 @@ def test_since_best_counts_candidates_after_the_best():
 
 def test_only_one_leader_is_open():
     answered, running = a_leader(1, standing=Standing.NOT_SHOWN), a_leader(2, number=95)
-    assert a_state(a_candidate(1), a_candidate(2), leaders=(answered, running)).open is running
-    assert a_state(a_candidate(1), leaders=(answered,)).open is None
+    assert a_state(a_candidate(1), a_candidate(2), leaders=(answered, running)).next_open_leader is running
+    assert a_state(a_candidate(1), leaders=(answered,)).next_open_leader is None

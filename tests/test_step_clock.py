@@ -507,7 +507,7 @@ def test_warm_up_of_too_few_steps_leaves_settled_unknown(by_steps):
 def test_what_is_discarded_as_warm_up_is_reported(steps_per_call):
     simulation = Simulation(Measure(seconds=0.1), Measure(seconds=2.0), steps_per_call=steps_per_call)
     slices = simulation.run()
-    assert simulation.ready.warmup_steps == simulation.steps - sum(each.steps + STEPS for each in slices)
+    assert simulation.ready.warmup_steps == simulation.steps - sum(slice_.steps + STEPS for slice_ in slices)
     assert slices[-1].trained_examples == pytest.approx(32 * simulation.steps, rel=0.01)
 
 
@@ -776,7 +776,7 @@ def test_what_the_device_has_still_to_do_is_no_ones_speed(wanted, examples):
     )
     slices = simulation.run()
     assert simulation.ready.timed_by == "steps"
-    assert [each.examples / each.seconds for each in slices] == [320.0] * 12
+    assert [slice_.examples / slice_.seconds for slice_ in slices] == [320.0] * 12
 
 
 @pytest.mark.parametrize(
@@ -801,9 +801,9 @@ def test_step_or_epoch_longer_than_a_slice_is_measured_whole(examples, step_seco
     simulation = Simulation(*[Measure(seconds=0.5)] * 3, examples=examples, step_seconds=step_seconds)
     slices = simulation.run(overhead=0.0)
     by_steps = simulation.ready.timed_by == "steps"
-    for each in slices:
-        assert (each.steps, each.epochs) == ((1, 0) if by_steps else (5, 1))
-        assert each.seconds == each.steps * step_seconds + (0 if by_steps else 1 / 8)
+    for slice_ in slices:
+        assert (slice_.steps, slice_.epochs) == ((1, 0) if by_steps else (5, 1))
+        assert slice_.seconds == slice_.steps * step_seconds + (0 if by_steps else 1 / 8)
 
 
 @pytest.mark.parametrize("examples", [320, 1_437_000])
@@ -817,9 +817,9 @@ def test_alternating_fast_and_slow_steps_are_counted_in_turn(examples, period):
         warmup_seconds=3.0,
     )
     slices = simulation.run(overhead=0.0)
-    steps, seconds = sum(each.steps for each in slices), sum(each.seconds for each in slices)
+    steps, seconds = sum(slice_.steps for slice_ in slices), sum(slice_.seconds for slice_ in slices)
     assert abs(seconds - steps / 64) <= period / 128  # half a turn at most is not made up for
-    assert sum(each.examples for each in slices) == 32 * steps
+    assert sum(slice_.examples for slice_ in slices) == 32 * steps
 
 
 # -------------------------------------------------------------------------------------------- saving the state
@@ -862,8 +862,8 @@ def test_a_gauge_more_measures_each_slice(settings):
 
     simulation = Simulation(*3 * [Measure(seconds=1.0)], **settings, more_gauges=[gauge])
     slices = simulation.run()
-    assert [each.retraces for each in slices] == [each.steps for each in slices]
-    assert [each.steal_seconds for each in slices] == [each.seconds for each in slices]
+    assert [slice_.retraces for slice_ in slices] == [slice_.steps for slice_ in slices]
+    assert [slice_.steal_seconds for slice_ in slices] == [slice_.seconds for slice_ in slices]
 
 
 @pytest.mark.parametrize("examples", [1437, None], ids=["by epochs", "by steps"])
@@ -888,7 +888,7 @@ def test_skipped_steps_are_counted_and_cost_what_others_do(settings, steps_per_c
     commands = [Measure(seconds=2.0)] * 3
     slices = Simulation(*commands, skips=lambda step: step % every == every - 1, **settings).run()
     without = Simulation(*commands, **settings).run()
-    assert [each.examples for each in slices] == [each.examples for each in without]
+    assert [slice_.examples for slice_ in slices] == [each.examples for each in without]
     for part in slices:
         assert part.skipped_steps == pytest.approx(share * part.steps, abs=steps_per_call + 1)
     assert [each.skipped_steps for each in without] == [None] * 3

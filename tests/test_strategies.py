@@ -19,7 +19,7 @@ from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import ClaimResult
 from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning import run_setup
-from autotune.tuning.beliefs import Beliefs, Evidence, Features, load_expectations
+from autotune.tuning.beliefs import Beliefs, Features, Observations, load_expectations
 from autotune.tuning.candidates import Proposals, combine, neighbours
 from autotune.tuning.events import silent
 from autotune.tuning.notices import not_varied_notes, script_notes
@@ -118,8 +118,8 @@ def test_knobs_idle_under_a_strategy_have_baseline_values():
     spread = space.configuration({"strategy": "mirrored"})
     found = neighbours(compiled, space, SITUATION)
     assert spread in [each.replace(batch_size=baseline.batch_size) for each in found]
-    evidence = Evidence(ratios={baseline: 0.0, compiled: 0.2, spread: 0.4})
-    beliefs = Beliefs(Features(space), SITUATION, load_expectations(), evidence)
+    observations = Observations(ratios={baseline: 0.0, compiled: 0.2, spread: 0.4})
+    beliefs = Beliefs(Features(space), SITUATION, load_expectations(), observations)
     joined = [combine(each, beliefs, space, SITUATION) for each in (baseline, compiled, spread)]
     drawn = itertools.islice(Proposals(space, None)._drawn(0, space.choices, space.baseline), 50)
     for each in (*found, *joined, *drawn):
@@ -165,8 +165,8 @@ def test_a_seat_with_two_gpus_is_searched_for_a_strategy(tmp_path):
     trials = simulated_trials(samples_per_second, noise=0.02, gpus=("H200", "H200"))
     recipe, directory = quick_tune(trials, tmp_path / "run", space=SPACE, budget=200.0)
     assert (recipe.changes["strategy"], recipe.changes["replicas"]) == ("mirrored", 2)
-    records = [each for each in read_trials(directory) if each.configuration.get("strategy") == "mirrored"]
-    assert all(each.scaling_efficiency == pytest.approx(0.9, rel=0.1) for each in records if each.speedup)
+    records = [record for record in read_trials(directory) if record.configuration.get("strategy") == "mirrored"]
+    assert all(record.scaling_efficiency == pytest.approx(0.9, rel=0.1) for record in records if record.speedup)
     assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe
     lines = [each.strip() for each in usage(recipe, tmp_path / "recipe.json", "train.py")]
     assert lines.index("with recipe.scope():") < lines.index("model = make_model()")

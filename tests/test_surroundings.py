@@ -191,7 +191,7 @@ def test_data_of_unknown_length_is_said(examples, uncounted, timed_by, said):
     warm = replace(warm, started=warm.started.model_copy(update=found))
     notices = list(baseline_warnings(facts(validates=True), warm, Device.CPU))
     assert len(notices) == (said is not None)
-    assert all(said in each and "assert_cardinality" in each for each in notices)
+    assert all(said in notice and "assert_cardinality" in notice for notice in notices)
 
 
 def test_batches_are_not_read_ahead_of_what_changes(shell, tmp_path):
@@ -322,7 +322,7 @@ def test_what_a_budget_can_show_follows_the_baselines_slices():
 def test_a_budget_that_holds_no_trial_is_refused():
     slow = a_baseline(4000, 4010, start_seconds=20.0)
     assert "1:30 can show no gain; --budget" in budget_note(90.0, slow, spent=30.0), "it holds a trial"
-    with pytest.raises(BudgetError, match="holds no trial: timing the baseline takes 30 s of it") as refused:
+    with pytest.raises(BudgetError, match="is too short for one trial: the baseline takes 30 s and") as refused:
         budget_note(50.0, slow, spent=30.0)
     (least,) = numbers_in(refused.value.hint)
     assert "can show gains" in budget_note(60.0 * least, slow, spent=30.0)
@@ -337,7 +337,7 @@ def test_a_new_run_says_once_what_its_budget_can_show(tmp_path):
     ended, noted = (told.events.index(told.of(kind)[0]) for kind in (TrialEnded, Notice))
     assert ended < noted < told.events.index(told.of(TrialBegan)[1]), "after the baseline, before the first trial"
     assert [("can show" in notice.text) for notice in told.of(Notice)].count(True) == 1
-    with pytest.raises(BudgetError, match="holds no trial"):
+    with pytest.raises(BudgetError, match="is too short for one trial"):
         quick_tune(simulated_trials(), tmp_path / "short", budget=12.0)
 
 

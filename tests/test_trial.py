@@ -229,7 +229,7 @@ def test_restored_trial_without_new_runs_keeps_its_record():
     trial.pairs = (trial.pairs[0].model_copy(update={"disturbed": True, "disturbed_by": "others"}), *trial.pairs[1:])
     record = trial.record(Outcome.OK)
     assert None not in (record.throughput, record.speedup)
-    again = Trial.of_record(record).record(Outcome.OK)
+    again = Trial.from_record(record).record(Outcome.OK)
     assert again == record
 
 
@@ -238,7 +238,7 @@ def test_restored_trial_averages_over_all_its_processes():
     for overhead in (1.0, 2.0):
         trial.instances += 1
         trial.note_warm(warm(overhead))
-    restored = Trial.of_record(trial.record(Outcome.OK))
+    restored = Trial.from_record(trial.record(Outcome.OK))
     restored.instances += 1
     restored.note_warm(warm(6.0))
     assert restored.record(Outcome.OK).epoch_overhead_seconds == pytest.approx(3.0)

@@ -11,7 +11,7 @@ def fail_with(error, path, *, trials=0):
 
     def run():
         directory = RunDirectory(path)
-        with directory.claim():
+        with directory.create_and_lock():
             (path / "run.json").write_text("{}")
             for number in range(trials):
                 (directory.prepare_trial(number) / "result.json").write_text("{}")
@@ -39,7 +39,7 @@ def test_a_directory_above_that_was_there_before_stays(tmp_path):
 def test_a_directory_that_was_there_before_is_emptied_again(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     fail_with(WorkloadError("wrong"), tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["mine.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     RunDirectory(tmp_path).create()
 
 
@@ -48,7 +48,7 @@ def test_failed_script_leaves_its_log_and_the_error_names_it(tmp_path):
 
     def run(printed):
         directory = RunDirectory(tmp_path / "one")
-        with directory.claim():
+        with directory.create_and_lock():
             (directory.log_directory / "template-1.log").write_text(f"{printed}\n")
             (directory.prepare_trial(0) / "log.txt").write_text("")
             raise WorkloadError("train.py raised KeyError", hint="Mend it.", detail="line 3")
@@ -81,7 +81,7 @@ def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
 
     def run():
         directory = RunDirectory(tmp_path / "one")
-        with directory.claim():
+        with directory.create_and_lock():
             (directory.path / "run.json").write_text("{}")
             (directory.prepare_trial(0) / "result.json").write_text("{}")
             (directory.log_directory / "template-1.log").write_text("")
@@ -92,7 +92,7 @@ def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
 
     with pytest.raises(WorkloadError):
         run()
-    left = {str(each.relative_to(tmp_path / "one")) for each in (tmp_path / "one").rglob("*") if each.is_file()}
+    left = {str(path.relative_to(tmp_path / "one")) for path in (tmp_path / "one").rglob("*") if path.is_file()}
     assert left == set(FOREIGN)
 
 
@@ -100,12 +100,12 @@ def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
 def test_a_directory_that_holds_files_of_those_names_is_refused(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(RunDirectoryError) as caught, RunDirectory(tmp_path).claim():
+    with pytest.raises(RunDirectoryError) as caught, RunDirectory(tmp_path).create_and_lock():
         pass
     first = name.partition("/")[0]
     assert caught.value.message == f"{tmp_path} holds {first} already, where a run would write its own"
     assert caught.value.hint == "Give --out another directory."
-    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / name]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -122,7 +122,7 @@ def test_the_latest_link_leads_to_the_run_that_was_begun_last(tmp_path):
         directory.link_latest()
     latest = tmp_path / "train" / "latest"
     assert latest.resolve() == second.path
-    assert [each.name for each in latest.parent.iterdir() if each.name.startswith(".")] == []
+    assert [path.name for path in latest.parent.iterdir() if path.name.startswith(".")] == []
     first.link_latest()
     assert latest.resolve() == first.path
     for directory in (first, second):
@@ -142,7 +142,7 @@ def test_follow_latest_resolves_only_a_link_to_a_run(tmp_path):
 
 def test_a_new_run_beside_the_users_links_asks_for_another_place(tmp_path):
     (tmp_path / "mine").symlink_to("/etc/hostname")
-    with pytest.raises(RunDirectoryError, match="is a link") as caught, RunDirectory(tmp_path).claim():
+    with pytest.raises(RunDirectoryError, match="is a link") as caught, RunDirectory(tmp_path).create_and_lock():
         pass
     assert caught.value.hint.startswith("Name another directory")
     assert (tmp_path / "mine").is_symlink()

@@ -69,7 +69,7 @@ def directory(tmp_path):
 
 def searched(records):
     """Those of the search."""
-    return [each for each in records if each.phase is Phase.SEARCH]
+    return [record for record in records if record.phase is Phase.SEARCH]
 
 
 def answered(tmp_path, trials, /, **options):
@@ -145,7 +145,7 @@ def test_the_limit_on_trials_holds(tmp_path, most, speed):
 def test_what_keras_decides_by_itself_is_a_choice_like_any_other(tmp_path):
     space = TINY_SPACE.replace("[false, true]", '[false, true, "auto"]')
     _, records = answered(tmp_path, simulated_trials(SPEED, **QUIET), space=space)
-    autos = [each for each in records if each.asked and each.asked["jit_compile"] == "auto"]
+    autos = [record for record in records if record.asked and record.asked["jit_compile"] == "auto"]
     assert autos
     assert {each.outcome for each in autos} <= {Outcome.OK, Outcome.PRUNED}
 
@@ -156,7 +156,7 @@ def test_what_comes_to_the_same_is_measured_once(tmp_path):
         SPEED, in_force=lambda each: {"steps_per_execution": 2} if each["steps_per_execution"] > 2 else {}, **QUIET
     )
     recipe, records = answered(tmp_path, trials, space=space, budget=600.0)
-    measured = [Configuration(each.configuration) for each in searched(records) if each.pairs]
+    measured = [Configuration(record.configuration) for record in searched(records) if record.pairs]
     assert len(measured) == len(set(measured))
     assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
     assert all(each["steps_per_execution"] <= 2 for each in measured)
@@ -174,8 +174,8 @@ def test_what_would_be_in_force_already_is_not_started(tmp_path):
         SPEED, in_force=lambda each: whole_calls(each) if each["persistent_iterator"] else {}, examples=1437, **QUIET
     )
     _, records = answered(tmp_path, trials, space=space, budget=900.0)
-    assert not any(each.is_repeat for each in records)
-    started = {(each.asked or each.configuration)["steps_per_execution"] for each in searched(records)}
+    assert not any(record.is_repeat for record in records)
+    started = {(record.asked or record.configuration)["steps_per_execution"] for record in searched(records)}
     assert started >= {1, 9, 10, 12}, "without one iterator, each is another training"
 
 
@@ -186,13 +186,13 @@ def test_what_is_seen_to_be_in_force_already_is_no_trial(directory):
         simulated_trials(SPEED, **QUIET, xla_falls_back=True), directory, space=TINY_SPACE, observe=watcher
     )
     records = records_of(directory)
-    repeats = [each.trial for each in records if each.is_repeat]
+    repeats = [record.trial for record in records if record.is_repeat]
     assert repeats
     assert not {event.record.trial for event in watcher.of(TrialEnded)} & {*repeats}
-    assert sum("trains as" in event.text for event in watcher.of(Notice)) == len(repeats)
+    assert sum("is equivalent to" in event.text for event in watcher.of(Notice)) == len(repeats)
     assert recipe.evidence.candidates == len(searched(records)) - len(repeats)
     assert recipe.created_by.trials == len(records) - len(repeats)
-    assert not {each.trial for each in page_data(RunDirectory(directory.path)).records} & {*repeats}
+    assert not {record.trial for record in page_data(RunDirectory(directory.path)).records} & {*repeats}
     shown = io.StringIO()
     show_history(load_history(directory.path), RichConsole(file=shown, width=200))
     assert f"{len(records) - len(repeats)} trials" in shown.getvalue()
@@ -204,15 +204,15 @@ def test_what_the_dataset_sets_itself_is_the_baselines_and_stays(directory):
     trials = simulated_trials(SPEED, set_by_dataset={"data_autotune": False}, **QUIET)
     recipe = tune_simulated(trials, directory, space=space, observe=watcher, budget=60.0)
     assert recipe.baseline["data_autotune"] is False
-    assert {each.configuration["data_autotune"] for each in records_of(directory)} == {False}
-    assert any("dataset() sets data_autotune=false itself" in each.text for each in watcher.of(Notice))
+    assert {record.configuration["data_autotune"] for record in records_of(directory)} == {False}
+    assert any("dataset() sets data_autotune=false itself" in notice.text for notice in watcher.of(Notice))
     assert "data_autotune" in directory.read_run().search_space.left_out
 
 
 @pytest.mark.parametrize(("bound", "largest"), [({"max_batch": 100}, 64), ({"fixed_batch": True}, 32)])
 def test_the_batch_size_can_be_bounded(tmp_path, bound, largest):
     _, records = answered(tmp_path, simulated_trials(SPEED, **QUIET), space=GROWING_SPACE, **bound)
-    assert max(each.configuration["batch_size"] for each in records) == largest
+    assert max(record.configuration["batch_size"] for record in records) == largest
 
 
 def test_a_bound_below_the_workloads_own_batch_is_refused(directory):
@@ -228,19 +228,19 @@ def test_everything_is_written_and_told(tmp_path):
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, trials=4, seed=3, observe=watcher)
     records, record = records_of(directory), directory.read_run()
-    numbers = [each.trial for each in records]
+    numbers = [record.trial for record in records]
     assert numbers == list(range(recipe.created_by.trials))
     frame = load_history(directory.path)
     assert list(frame["trial"]) == numbers
-    assert list(frame["outcome"]) == [str(each.outcome) for each in records]
+    assert list(frame["outcome"]) == [str(record.outcome) for record in records]
     assert set(frame["phase"]) == {"baseline", "search", "confirm", "ablation"}
-    assert {each.trial for each in watcher.of(TrialBegan)} == set(numbers)
-    assert {each.record.trial for each in watcher.of(TrialEnded)} <= set(numbers)
+    assert {event.trial for event in watcher.of(TrialBegan)} == set(numbers)
+    assert {event.record.trial for event in watcher.of(TrialEnded)} <= set(numbers)
     study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
     told = {trial.user_attrs["trial"] for trial in study.trials}
-    assert told == {each.trial for each in records if each.phase in (Phase.BASELINE, Phase.SEARCH)}
+    assert told == {record.trial for record in records if record.phase in (Phase.BASELINE, Phase.SEARCH)}
     assert {trial.state.name for trial in study.trials} <= {"COMPLETE", "PRUNED"}
-    assert sum(each.instances for each in records) == sum(each.timed for each in trials.launched)
+    assert sum(record.instances for record in records) == sum(trial.timed for trial in trials.launched)
     assert trials.alive == []
     assert (record.workload.examples, record.workload.device) == (1437, "cpu")
     assert (record.baseline, record.machine) == (recipe.baseline, recipe.machine) == (dict(BASELINE), MACHINE)
@@ -280,7 +280,7 @@ def test_a_trial_that_hangs_costs_a_tenth_of_the_budget_at_most(tmp_path):
     hangs = TrialFailed(Outcome.TIMEOUT, "hangs")
     trials = simulated_trials(SPEED, **NOISY, failure=lambda each: hangs if each["jit_compile"] else None)
     _, records = answered(tmp_path, trials, budget=300.0)
-    assert 0.0 < max(each.seconds for each in records if each.outcome is Outcome.TIMEOUT) <= 31.0
+    assert 0.0 < max(record.seconds for record in records if record.outcome is Outcome.TIMEOUT) <= 31.0
 
 
 # -------------------------------------------------------------------------------------------------------- time
@@ -364,7 +364,7 @@ def test_slow_starters_get_an_answer(tmp_path, shape):
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.configuration["jit_compile"] is True
     assert trials.clock() <= 1.1 * budget
-    assert Outcome.TIMEOUT not in {each.outcome for each in records}
+    assert Outcome.TIMEOUT not in {record.outcome for record in records}
 
 
 def test_slow_steps_are_counted_and_get_an_answer(tmp_path):
@@ -392,7 +392,7 @@ def test_import_longer_than_the_time_left_is_not_tried(tmp_path):
     for import_seconds in (120.0, 4.0):
         trials = simulated_trials(**QUIET, import_seconds=import_seconds)
         _, records = answered(tmp_path / str(import_seconds), trials, space=TINY_SPACE + ONEDNN, budget=240.0)
-        tried = [each for each in searched(records) if each.configuration["onednn"] is False]
+        tried = [record for record in searched(records) if record.configuration["onednn"] is False]
         assert bool(tried) is (import_seconds < 100.0)
         assert len(searched(records)) >= 3
 
@@ -431,7 +431,7 @@ def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number, not_b
     assert Recipe.load(directory.recipe_file) == recipe
     (said,) = [notice.text for notice in watcher.of(Notice) if "--resume" in notice.text]
     assert str(directory.path) in said
-    outcomes = [each.outcome for each in records_of(directory)]
+    outcomes = [record.outcome for record in records_of(directory)]
     assert outcomes == [Outcome.OK] * 4 + [Outcome.INTERRUPTED]
     assert trials.clock() < 100.0
     assert trials.alive == []
@@ -458,7 +458,7 @@ def test_the_second_interruption_stops_at_once(directory):
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         tune_simulated(simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 3, times=2))
-    assert [each.trial for each in records_of(directory)] == [0, 1, 2]
+    assert [record.trial for record in records_of(directory)] == [0, 1, 2]
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -472,7 +472,7 @@ def test_equal_seeds_give_equal_recipes_and_others_differ(tmp_path):
         document = json.loads(recipe.to_json())
         for field in ("created_at", "run", "seed"):
             del document["created_by"][field]
-        made.append((document, [(each.configuration, each.pairs[:1]) for each in records]))
+        made.append((document, [(record.configuration, record.pairs[:1]) for record in records]))
     assert made[0] == made[1]
     assert made[2][1] != made[0][1]
 
@@ -516,7 +516,7 @@ def test_where_nothing_is_faster_nearly_nothing_is_claimed(tmp_path):
 def test_what_no_fork_survives_is_told_of(started, starts, move, tmp_path):
     watcher = Watcher()
     quick_tune(simulated_trials(flat, started_by_import=started), tmp_path, observe=watcher, trials=1)
-    said = [each.text for each in watcher.of(Notice) if "fresh interpreter" in each.text]
+    said = [notice.text for notice in watcher.of(Notice) if "fresh interpreter" in notice.text]
     assert len(said) == (started is not None)
     for text in said:
         assert f"file starts {starts}, so each trial" in text

@@ -76,7 +76,7 @@ def test_a_claim_takes_no_more_time_than_it_needs(recipe, tmp_path):
 def test_the_trials_line_and_the_finding_have_the_same_figure(recipe, tmp_path):
     watcher = Watcher()
     verification = found(recipe, tmp_path, observe=watcher, instance_noise=0.1)
-    (confirmed,) = [each.record for each in watcher.of(TrialEnded) if each.record.phase is Phase.CONFIRM]
+    (confirmed,) = [event.record for event in watcher.of(TrialEnded) if event.record.phase is Phase.CONFIRM]
     assert confirmed.speedup == verification.measured
 
 
@@ -180,7 +180,7 @@ def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
     watcher = Watcher()
     verification = found(recipe, tmp_path, failure=failure, observe=watcher)
     assert verification.finding is ClaimResult.HOLDS
-    assert sum("this pair is not counted" in each.text for each in watcher.of(Notice)) > 2
+    assert sum("this pair is not counted" in notice.text for notice in watcher.of(Notice)) > 2
 
 
 @pytest.mark.parametrize("options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}])
@@ -237,7 +237,7 @@ def test_another_workload_is_refused(recipe, tmp_path):
 def test_a_workload_that_was_only_renamed_is_the_same(recipe, tmp_path):
     watcher = Watcher()
     assert found(of_workload(recipe, name="digits"), tmp_path, observe=watcher).finding is ClaimResult.HOLDS
-    assert not [each for each in watcher.of(Notice) if "recipe" in each.text]
+    assert not [notice for notice in watcher.of(Notice) if "recipe" in notice.text]
 
 
 def test_an_object_that_a_script_has_imported_is_not_refused(recipe, tmp_path):
@@ -245,7 +245,7 @@ def test_an_object_that_a_script_has_imported_is_not_refused(recipe, tmp_path):
     watcher = Watcher()
     verification = found(other, tmp_path, observe=watcher, found_by_object=True)
     assert verification.finding is ClaimResult.HOLDS
-    assert any("the recipe calls it 'digits'" in each.text for each in watcher.of(Notice))
+    assert any("the recipe calls it 'digits'" in notice.text for notice in watcher.of(Notice))
 
 
 FUNCTIONS = {"model": lambda: None, "dataset": lambda: None, "compile": dict, "batch_size": 32}
@@ -267,15 +267,15 @@ def test_another_file_and_another_machine_are_said(recipe, tmp_path):
     workload = recipe.workload.model_copy(update={"fingerprint": "sha256:11"})
     watcher = Watcher()
     found(recipe.model_copy(update={"machine": machine, "workload": workload}), tmp_path, observe=watcher)
-    notices = [each.text for each in watcher.of(Notice)]
-    assert any("another machine: cores: measured on 64, here 2" in each for each in notices)
-    assert any("the file changed after the recipe was made" in each for each in notices)
+    notices = [notice.text for notice in watcher.of(Notice)]
+    assert any("another machine: cores: measured on 64, here 2" in notice for notice in notices)
+    assert any("the file changed after the recipe was made" in notice for notice in notices)
 
 
 def test_what_is_odd_about_the_baseline_is_said(recipe, tmp_path):
     watcher = Watcher()
     found(recipe, tmp_path, observe=watcher, retraces=lambda configuration: 3)
-    assert any("the workload retraces" in each.text for each in watcher.of(Notice))
+    assert any("the workload retraces" in notice.text for notice in watcher.of(Notice))
 
 
 def claiming_nothing(recipe, baseline):
@@ -288,7 +288,7 @@ def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
     verification = found(claiming_nothing(recipe, recipe.baseline), tmp_path, observe=watcher)
     assert verification.finding is ClaimResult.HOLDS
     assert verification.claimed is None
-    assert [each.phase for each in watcher.of(TrialBegan)] == [Phase.BASELINE]
+    assert [event.phase for event in watcher.of(TrialBegan)] == [Phase.BASELINE]
 
 
 def test_recipe_without_a_claim_must_match_the_workload(recipe, tmp_path):
@@ -437,7 +437,7 @@ def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monke
     monkeypatch.setattr(verify_module, "verify_with", compare)
     verify(made, file, args=given, observe=watcher)
     assert seen == [expected]
-    told = " ".join(each.text for each in watcher.events if isinstance(each, Notice))
+    told = " ".join(event.text for event in watcher.events if isinstance(event, Notice))
     assert ("the file's arguments are" in told) == bool(made_for)
     assert ("tuned with --width 512" in told) == (given is not None)
 

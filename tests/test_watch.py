@@ -39,7 +39,7 @@ def watched(tmp_path, seconds=60.0, *, stops_after=10**9, **settings):
 
 def passed(found):
     """By the name of each check, whether it passed."""
-    return {each.name: each.passed for each in found.checks}
+    return {check.name: check.passed for check in found.checks}
 
 
 def test_a_sound_winner_trains_for_the_time_and_passes(tmp_path):
@@ -51,21 +51,21 @@ def test_a_sound_winner_trains_for_the_time_and_passes(tmp_path):
     assert 45.0 < found.seconds < took < 65.0
     assert (record.phase, record.outcome, record.instances) == (Phase.SOAK, Outcome.OK, 1)
     assert len(record.slices) > 50
-    ends = [each.at for each in record.slices]
+    ends = [slice_.at for slice_ in record.slices]
     assert ends == sorted(set(ends))
 
 
 def every(count, seconds):
     """A call that takes so much longer in each so-manieth slice."""
     slices = itertools.count(1)
-    return lambda each: seconds if next(slices) % count == 0 else 0.0
+    return lambda configuration: seconds if next(slices) % count == 0 else 0.0
 
 
 @pytest.mark.parametrize(
     ("behaviour", "broken"),
     [
-        ({"leak": lambda each: 2000.0}, "host_memory_growth"),
-        ({"machine": {"gpus": ("H200",)}, "device_leak": lambda each: 2000.0}, "device_memory_growth"),
+        ({"leak": lambda configuration: 2000.0}, "host_memory_growth"),
+        ({"machine": {"gpus": ("H200",)}, "device_leak": lambda configuration: 2000.0}, "device_memory_growth"),
         ({"slow_calls": every(4, 30.0)}, "hangs"),
     ],
 )
@@ -86,15 +86,15 @@ def test_weights_that_are_ruined_at_its_end_fail_it(tmp_path, monkeypatch):
 
 
 def test_a_leak_of_the_workloads_own_refuses_nobody(tmp_path):
-    found, *_ = watched(tmp_path, machine={"leak": lambda each: 2000.0})
-    (growth,) = [each for each in found.checks if each.name == "host_memory_growth"]
+    found, *_ = watched(tmp_path, machine={"leak": lambda configuration: 2000.0})
+    (growth,) = [check for check in found.checks if check.name == "host_memory_growth"]
     assert growth.passed
     assert "the workload that leaks" in growth.detail
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.CRASHED], ids=str)
 def test_a_process_that_fails_is_told_with_its_reason(tmp_path, outcome):
-    found, record, _ = watched(tmp_path, failure=lambda each: TrialFailed(outcome, "as planned"))
+    found, record, _ = watched(tmp_path, failure=lambda configuration: TrialFailed(outcome, "as planned"))
     assert (found.failure, found.throughput, found.checks) == ("as planned", None, ())
     assert record.outcome is outcome
 
@@ -123,7 +123,7 @@ def test_the_recipe_says_what_was_watched(tmp_path):
     assert recipe.evidence.verdict is Verdict.FASTER
     assert phases[-1] is Phase.SOAK
     assert recipe.evidence.watch.seconds > 10.0
-    assert {each.name for each in recipe.evidence.watch.checks} >= {"hangs"}
+    assert {check.name for check in recipe.evidence.watch.checks} >= {"hangs"}
     without, phases = tuned(tmp_path / "not", options={"soak": None})
     assert without.evidence.watch is None
     assert Phase.SOAK not in phases

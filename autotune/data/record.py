@@ -67,8 +67,8 @@ class Pairing(enum.StrEnum):
 WRITTEN_IF_ANY = ("gpus", "disturbed_by", "charged_seconds", "process", "in_blocks")
 
 
-class Lean(Frozen):
-    """Data of which files hold thousands: what of `WRITTEN_IF_ANY` is empty is not written."""
+class OmitEmptyFields(Frozen):
+    """Base of records that files hold by the thousand: omits the fields in `WRITTEN_IF_ANY` when empty."""
 
     @model_serializer(mode="wrap")
     def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class StepSeconds(Frozen):
     max: Amount
 
 
-class Slice(Lean):
+class Slice(OmitEmptyFields):
     """A short timed stretch of training.
 
     A slice may leave out stretches between what it times. Processor, foreign and stolen time are then the slice's part,
@@ -114,7 +114,7 @@ class Slice(Lean):
     process: Count = 0  # of the trial, from 0; what a pair's slice came from is with the pair
 
 
-class Pair(Lean):
+class Pair(OmitEmptyFields):
     """Two neighbouring slices: the candidate's and the baseline's."""
 
     instance: Count = 0  # which process of the trial the candidate's slice came from, from 0

@@ -163,7 +163,7 @@ class RunDirectory:
             self._lock.acquire()
 
     @contextlib.contextmanager
-    def claim(self) -> Iterator[None]:
+    def create_and_lock(self) -> Iterator[None]:
         """Create the directory and hold its lock; empty it again if the input is wrong before anything was tried."""
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.create()

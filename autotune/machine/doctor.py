@@ -36,7 +36,7 @@ ALLOW_NAMESPACES = (
     "Allow user namespaces (docker run --security-opt seccomp=unconfined, on a host with AppArmor also --security-opt "
     "apparmor=unconfined), or keep copies of your files."
 )
-RESTLESS = 0.05
+BUSY_JITTER = 0.05
 """The relative spread of equal stretches of work on a busy machine."""
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
 
@@ -209,7 +209,7 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
     if state.shm_bytes is not None and state.shm_bytes < SMALL_SHM:
         problem = f"/dev/shm has {state.shm_bytes / 2**20:.0f} MiB: NCCL and PyDataset's processes need more"
         yield _slows(problem, "Start the container with --shm-size=2g.")
-    if state.jitter is not None and state.jitter >= RESTLESS:
+    if state.jitter is not None and state.jitter >= BUSY_JITTER:
         problem = f"this machine is busy: equal work varies by {state.jitter:.0%} in time"
         fix = f"Tune while little else runs, with --budget {USUAL_BUDGET} or more. The run says what that can show."
         yield _slows(problem, fix)
@@ -217,7 +217,7 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
         problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are redirected"
         yield _fact(problem, ALLOW_NAMESPACES)
     if state.xprof is None:
-        yield _fact("without xprof, compute is not told from memory bandwidth", "pip install xprof")
+        yield _fact("xprof is needed to tell compute from memory bandwidth", "pip install xprof")
 
 
 # ------------------------------------------------------------------------------------------------- reading the machine

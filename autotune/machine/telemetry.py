@@ -21,7 +21,7 @@ _peak_before_bytes = 0  # of the process that this one was forked from, which ra
 
 
 def note_peak_before(peak_bytes: int) -> None:
-    """Have an earlier peak count as this process's own: the kernel counts a fork's anew."""
+    """Carry over the parent's peak memory: the kernel resets it in a fork."""
     global _peak_before_bytes
     _peak_before_bytes = peak_bytes
 

@@ -18,7 +18,7 @@ from autotune.recipe.answer import Answer, Command, CommandName
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration
-from autotune.stats.bottleneck import CLEARLY_FASTER, INPUT_MODERATE, MOSTLY, NOT_INSTALLED
+from autotune.stats.bottleneck import CEILING_RATIO, INPUT_MODERATE, MAIN_SHARE, NOT_INSTALLED
 from autotune.stats.deciding import Verdict
 
 
@@ -159,10 +159,10 @@ def diagnose(baseline: TrialRecord, trials: Sequence[TrialRecord] = ()) -> Bottl
         is_sure = ratio < 1 if ratio is not None else max(waits or 0.0, seen.share or 0.0) >= SURELY_WAITS
         if not is_sure:
             seen = seen.model_copy(update={"name": "unknown"})
-    elif (waits or 0.0) >= SURELY_WAITS and (ratio is None or ratio < CLEARLY_FASTER):
+    elif (waits or 0.0) >= SURELY_WAITS and (ratio is None or ratio < CEILING_RATIO):
         # A profile does not see the wait of a generator or a PyDataset.
         seen = Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
-    feeds_fast = ratio >= CLEARLY_FASTER if ratio is not None else waits is not None and waits < INPUT_MODERATE
+    feeds_fast = ratio >= CEILING_RATIO if ratio is not None else waits is not None and waits < INPUT_MODERATE
     usual = Configuration(baseline.configuration)
     for trial in sorted(trials, key=lambda trial: trial.phase is Phase.CONFIRM):
         changed, speedup = Configuration(trial.configuration).differences(usual).keys(), trial.speedup
@@ -174,7 +174,7 @@ def diagnose(baseline: TrialRecord, trials: Sequence[TrialRecord] = ()) -> Bottl
             seen = Bottleneck(name="input", share=saved, why=why)
         is_of_calls = changed <= (_CALLS | _PIPELINE if feeds_fast else {"steps_per_execution"})
         if saved >= SAVED and is_of_calls and "steps_per_execution" in changed:
-            if seen.name not in LIMITS or saved >= MOSTLY > (seen.share or 0.0):
+            if seen.name not in LIMITS or saved >= MAIN_SHARE > (seen.share or 0.0):
                 seen = Bottleneck(name="launch", share=saved, why=why)
         elif changed == {"steps_per_execution"} and speedup.high < WORTH_SAYING and baseline.profile is None:
             seen = seen.model_copy(update={"name": "unknown" if seen.name == "launch" else seen.name})
@@ -210,7 +210,7 @@ def advice(
         said.insert(0, f"{LIMITS[limit.name]}: {'; '.join([*own, limit.why + alone])}.")
     elif not said:
         hint = ": `pip install xprof` lets the next run tell" if is_unread else ""
-        said, is_unread = [f"What limits it cannot be told ({limit.why}){hint}."], False
+        said, is_unread = [f"The bottleneck is unknown ({limit.why}){hint}."], False
     share = None if spread is None else spread.scaling_efficiency
     if spread is not None and share is not None and share < GOOD_SCALING:
         said.append(

@@ -30,7 +30,7 @@ WARM_SECONDS = 10.0  # at the beginning, which are not judged
 JUDGE_SECONDS = 30.0  # of each stretch that is compared with the claim
 LEAST_SECONDS = 5.0  # of a training that is compared with it at the end
 WRITE_SECONDS = 10.0  # between lines of the log
-SLOW = 0.85  # share of the claimed throughput below which there is a warning
+WARN_BELOW_SHARE = 0.85  # share of the claimed throughput below which there is a warning
 FOREIGN = 0.1  # share of the processor from which other processes are named as the cause
 
 
@@ -145,7 +145,7 @@ class Guard:
         if now - self._window.at < JUDGE_SECONDS:
             return
         share = self._rate_since(self._window) / self.claimed
-        if share < SLOW and not self._warned and not self._is_other_work:
+        if share < WARN_BELOW_SHARE and not self._warned and not self._is_other_work:
             self._warned = True
             seconds = now - self._window.at
             seen = between(self._counters, read_counters(), seconds=seconds)
@@ -201,7 +201,8 @@ class Guard:
         self._write(self._called_at, rate)
         before, examples = evidence.baseline_throughput.value, evidence.examples_per_epoch
         if self._is_other_work:
-            self._say(f"{rate_text(rate)} samples/s, in other epochs than the recipe's: its baseline is no comparison")
+            reason = "epochs differ from the recipe's, so this is not comparable with its baseline"
+            self._say(f"{rate_text(rate)} samples/s; {reason}")
             return
         speeds = f"{rate_text(rate)} samples/s, was {rate_text(before)}"
         if examples is not None:

@@ -149,7 +149,7 @@ class Recipe(TrainingCode):
         script = self.workload.script
         if edits := [name for name in _EDITS if name in self.changes and script and script.sites.get(name)]:
             lost = ", ".join(self.describe_change(name) for name in edits)
-            text = f"recipe.apply() edits no code, so without your own edit is lost: {lost}"
+            text = f"recipe.apply() does not edit your code. Until you do, these are not applied: {lost}"
             warnings.warn(f"{text}. `autotune show RECIPE --diff SCRIPT` prints the edit", stacklevel=2)
         apply.apply_in_training(self.configuration)
         return self

@@ -164,8 +164,8 @@ def is_seeded() -> bool:
 
 
 @contextlib.contextmanager
-def drawing_alike() -> Iterator[list[None]]:
-    """Have TensorFlow's functions draw the same numbers each time; yield a list with an item for each draw."""
+def patched_random_ops() -> Iterator[list[None]]:
+    """Replace TensorFlow's random ops with fixed-seed ones; yield a list that grows by one per draw."""
     from tensorflow.python.ops import gen_random_ops
 
     draws = list[None]()
@@ -216,7 +216,7 @@ def name_of_strategy(strategy: tf.distribute.Strategy) -> str:
     return "MultiWorkerMirroredStrategy" if own.startswith(("CollectiveAllReduce", "_CollectiveAllReduce")) else own
 
 
-def let_mirrored_variables_be_numbers() -> None:
+def patch_mirrored_variables() -> None:
     """Have `float()` and `int()` read a strategy's variable, such as a learning rate, as they read any other."""
     try:
         from tensorflow.python.distribute.values import DistributedVariable
@@ -259,7 +259,7 @@ def runtime_starts() -> list[tuple[type, str]]:
 FIRST_NUMBER = 1 << 20  # of those that TensorFlow counts: more than a script makes before it trains
 
 
-def name_next_functions_alike() -> None:
+def align_function_numbering() -> None:
     """Have the functions that are traced next get the same names in every process.
 
     TensorFlow numbers functions and tensors alike, and looks compiled programs up by a function's name.
@@ -273,7 +273,7 @@ def name_next_functions_alike() -> None:
         pass
 
 
-def with_names_alike(train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def with_stable_function_names(train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a train function whose first call traces functions of the same names in every process."""
     is_first = True
 
@@ -281,18 +281,18 @@ def with_names_alike(train_function: Callable[[Any], Any]) -> Callable[[Any], An
         nonlocal is_first
         if is_first:
             is_first = False
-            name_next_functions_alike()
+            align_function_numbering()
         return train_function(iterator)
 
-    call.is_named_alike = True  # type: ignore[attr-defined]
+    call.has_stable_names = True  # type: ignore[attr-defined]
     return call
 
 
 def naming_callback(model: Any) -> Any:
-    """Return a callback by which a `fit` finds what another process has compiled, see `with_names_alike`."""
+    """Return a callback by which a `fit` finds what another process has compiled, see `with_stable_function_names`."""
 
     def begin(logs: Any) -> None:
-        if not hasattr(model.train_function, "is_named_alike"):  # as an earlier `fit` has left it
-            model.train_function = with_names_alike(model.train_function)
+        if not hasattr(model.train_function, "has_stable_names"):  # as an earlier `fit` has left it
+            model.train_function = with_stable_function_names(model.train_function)
 
     return keras.callbacks.LambdaCallback(on_train_begin=begin)

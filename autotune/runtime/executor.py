@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 """Seconds that only go forward; simulated trials bring their own."""
 Isolation = Literal["template", "spawn"]
 """Trials are forks of a template, or fresh interpreters."""
-IN_SEARCH = protocol.TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
+SEARCH_TIMING = protocol.TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 
 
 def never() -> bool:
@@ -181,7 +181,7 @@ class Executor(abc.ABC):
         seat: str = "",
         log: str,
         data: protocol.Data | None,
-        timing: protocol.TrialTiming = IN_SEARCH,
+        timing: protocol.TrialTiming = SEARCH_TIMING,
         losses: protocol.Trainings | None = None,
     ) -> LiveTrial:
         """Start a trial on a seat, the first one where none is named. Raises `TrialFailed`, `SeatLost`.

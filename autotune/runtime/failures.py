@@ -142,7 +142,7 @@ def make_exit_error(code: str, error: SystemExit) -> WorkloadError:
 def make_strategy_error(problem: str) -> WorkloadError:
     """Make the error of a part of the workload that a `tf.distribute` strategy holds."""
     return WorkloadError(
-        f"{problem}, and trials open a strategy's scope by themselves",
+        f"{problem}, but autotune opens the strategy scope itself",
         hint="Remove tf.distribute from the workload: strategy and replicas are knobs, which Workload(baseline=…) may "
         "name. Or tune the training script as it is.",
     )

@@ -33,7 +33,7 @@ from autotune.data.record import Outcome
 from autotune.machine.telemetry import note_peak_before, peak_host_bytes
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.logs import open_log
-from autotune.runtime.supervisor import fork, lead_group, leave
+from autotune.runtime.supervisor import exit_now, fork, lead_group
 from autotune.space.variables import caches_in
 
 _HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
@@ -297,7 +297,7 @@ class ForkServer:
             write_to_log(request.log)
         except BaseException:
             traceback.print_exc()
-            leave(1)
+            exit_now(1)
         return channel
 
     def _reap(self, pidfd: int, not_trials: frozenset[int]) -> None:

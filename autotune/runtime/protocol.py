@@ -46,7 +46,9 @@ class LossRuns(Frozen):
     recorded_batch_size: Number  # of these batches; they are batched anew if another size is needed
     seeds: Annotated[Many[int], Field(min_length=1)]  # each gives one training its weights
     most_steps: Number  # of each training
-    seconds: FiniteFloat  # no step begins later than this after the first, which compiles; others have as many steps
+    # Limit on the start of each step, counted from the end of the first, which compiles. The other trainings have as
+    # many steps.
+    seconds: FiniteFloat
 
 
 class BranchRuns(Frozen):
@@ -63,7 +65,7 @@ class BranchRuns(Frozen):
     examples: Number  # that each training trains on
     probe_examples: Number
     probes: Number  # after equal numbers of examples
-    seconds: FiniteFloat  # no step begins later than this, of all trainings together
+    seconds: FiniteFloat  # limit on the start of each step, counted over all trainings together
 
 
 Trainings = LossRuns | BranchRuns
@@ -79,7 +81,7 @@ class Data(Frozen):
     endless: bool  # the dataset is infinite
 
     @classmethod
-    def found_by(cls, started: Started) -> Data:
+    def from_started(cls, started: Started) -> Data:
         """Return the facts that a trial has found."""
         return cls(**started.model_dump(include=set(cls.model_fields)))
 

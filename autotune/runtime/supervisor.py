@@ -1,4 +1,4 @@
-"""Leave no process behind: supervisors, death signals, adopted orphans, a mark in the environment, forks that answer.
+"""Make sure that no child process outlives autotune; fork helpers that return an answer.
 
 Above each template stands its *supervisor*, forked before anything heavy is imported. It adopts processes whose parent
 ends. When the template or the driver ends, the supervisor kills everything below it. If the supervisor is killed, the
@@ -109,7 +109,7 @@ def fork() -> int:
         return os.fork()
 
 
-def leave(status: int) -> NoReturn:
+def exit_now(status: int) -> NoReturn:
     """End this process at once: no `finally` and no `atexit` of the user's runs."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the user's code may have closed it, or the disk is full
@@ -127,17 +127,17 @@ def lead_group(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def fork_to_ask(
-    *, lead: Callable[[int], object] = lead_group, lives_on: str = "", tell: Callable[[str], object] = str
+def fork_and_collect(
+    *, setup: Callable[[int], object] = lead_group, keep_alive_key: str = "", on_progress: Callable[[str], object] = str
 ) -> int | dict[str, Any]:
-    """Fork; return a pipe for `send_answer` in the fork and, once it has ended, its answer in this process.
+    """Fork. Return the write end of a pipe in the child; in the parent, wait for the child and return its answer.
 
     The answer is empty where there is none, or `{"killed_by": 11}` by a signal. What the fork has started is killed.
 
     Args:
-        lead: Makes the fork lead a process group that ends with its argument, this process.
-        lives_on: The key of an answer after which the fork lives on.
-        tell: Gets the texts that the fork sends as `doing` before its answer.
+        setup: Makes the fork lead a process group that ends with its argument, this process.
+        keep_alive_key: The key of an answer after which the fork lives on.
+        on_progress: Gets the texts that the fork sends as `doing` before its answer.
     """
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -145,18 +145,18 @@ def fork_to_ask(
     if pid == 0:
         try:
             os.close(reading)
-            lead(parent)
+            setup(parent)
         except BaseException:
             traceback.print_exc()
-            leave(1)
+            exit_now(1)
         return writing
     os.close(writing)
     answer: dict[str, Any] = {}
     for answer in _receive_answers(reading, os.pidfd_open(pid)):
         if "doing" not in answer:
             break
-        tell(answer.pop("doing"))
-    if lives_on in answer:
+        on_progress(answer.pop("doing"))
+    if keep_alive_key in answer:
         return answer
     status = 0
     with contextlib.suppress(ChildProcessError):
@@ -180,12 +180,12 @@ def _receive_answers(pipe: int, pidfd: int) -> Iterator[dict[str, Any]]:
 
 
 def run_in_fork(run: Callable[[int], object], **how: Any) -> dict[str, Any]:
-    """Run a function in a fork of this process, with a pipe for `send_answer`; return the answer, see `fork_to_ask`."""
-    asked = fork_to_ask(**how)
-    if isinstance(asked, dict):
-        return asked
+    """Run a function in a fork, with a pipe for `send_answer`; return the answer, see `fork_and_collect`."""
+    fork_result = fork_and_collect(**how)
+    if isinstance(fork_result, dict):
+        return fork_result
     try:
-        run(asked)
+        run(fork_result)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -36,7 +36,7 @@ from autotune.recipe import apply
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.failures import encode_failure, is_out_of_memory, summarize_error
 from autotune.runtime.fork_server import ForkServer, ForkState, WaitingProcess
-from autotune.runtime.supervisor import leave, run_in_fork, send_answer
+from autotune.runtime.supervisor import exit_now, run_in_fork, send_answer
 from autotune.space.variables import without_caches
 
 
@@ -65,7 +65,7 @@ class EntryPoint(Protocol):
         """
 
     def share_start(
-        self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
+        self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, pipe: int, *, known: bool
     ) -> str:
         """Run the start of a script, survey it unless known, answer `{"serves": pid}` and serve; or say why not."""
 
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
     try:
         status = entry.run(request, channel, workload, reference)
     finally:
-        leave(status)
+        exit_now(status)
 
 
 def _encode_import_failure(error: Exception) -> protocol.Failed:
@@ -164,9 +164,9 @@ def _share_start(
             reason = f"trials cannot share that, because {summarize_error(error)}"
         finally:
             send_answer(pipe, {"reason": reason})
-            leave(0)
+            exit_now(0)
 
-    answer = run_in_fork(run, lead=lead, lives_on="serves")
+    answer = run_in_fork(run, setup=lead, keep_alive_key="serves")
     status = os.waitpid(answer["serves"], 0)[1] if "serves" in answer else None
     supervisor.kill_orphans(others)
     if status is not None:

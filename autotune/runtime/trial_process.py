@@ -251,21 +251,21 @@ class TrialProcess(LiveTrial):
         self.template = template
         self._profile = profile
         self._log = Path(request.log)
-        self._requested = time.monotonic()
+        self._requested_at = time.monotonic()
         self._kernel_kills = count_oom_kills()
         self._killed = False
         forked, self._channel = template.fork(request)
         self.pid, self._ran_seconds = forked.pid, forked.ran_seconds
         self._limit = LayerLimit(template.layers, self.pid)
-        self._launch_seconds = time.monotonic() - self._requested
+        self._launch_seconds = time.monotonic() - self._requested_at
 
     def warm_up(
         self, timeout_seconds: float, on_started: Callable[[protocol.Started], None] = lambda started: None
     ) -> WarmUp:
-        deadline = self._requested + timeout_seconds
+        deadline = self._requested_at + timeout_seconds
         started = self._expect(protocol.Started, deadline)
         on_started(started)
-        since = self._requested + started.counting_seconds - self._ran_seconds
+        since = self._requested_at + started.counting_seconds - self._ran_seconds
         first = self._expect(protocol.FirstStep, deadline)
         first_step_seconds = max(0.0, time.monotonic() - since)
         ready = self._expect(protocol.Ready, deadline)
@@ -300,7 +300,7 @@ class TrialProcess(LiveTrial):
         return figures
 
     def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> protocol.LossCurves:
-        answer = self._expect(protocol.LossCurves, self._requested + timeout_seconds, stopped)
+        answer = self._expect(protocol.LossCurves, self._requested_at + timeout_seconds, stopped)
         self.kill()
         return answer
 
@@ -361,7 +361,7 @@ class TrialProcess(LiveTrial):
         try:
             answer = self._receive(deadline, stopped)
         except TimeoutError as error:
-            reason = f"timed out after {time.monotonic() - self._requested:.1f} s {_DOING[kind]}"
+            reason = f"timed out after {time.monotonic() - self._requested_at:.1f} s {_DOING[kind]}"
             raise self._failed(Outcome.TIMEOUT, reason) from error
         except ChannelClosed as error:
             raise self._died() from error

@@ -1,4 +1,4 @@
-"""Find what a dataset's functions read and the script changes as it trains: batches read ahead have the old value.
+"""Find state that map functions read and the script changes during training: prefetched batches would be stale.
 
 A traced function reads the resources that it captures. A generator or `py_function` reads what its source names.
 """

@@ -1,4 +1,4 @@
-"""Find the function of a custom loop's eager step, and what in it a graph would do once instead of at each step.
+"""Find a custom loop's eager step function, and the side effects that tf.function would run only at trace time.
 
 The function is the innermost one around both the tape and the update. A graph repeats what TensorFlow did while the
 function was traced. Values that Python changes, draws or reads anew in each call are not part of it.
@@ -25,7 +25,7 @@ from autotune.script.changing_state import OwnSource, code_of
 from autotune.script.inline_steps import is_moved
 
 _STDLIB = os.path.dirname(os.__file__) + os.sep
-_ONCE = "a graph would do that once"
+_ONCE = "tf.function would run it only once, at trace time"
 _EFFECTS = {
     "print",
     "next",

@@ -18,7 +18,7 @@ import numpy as np
 
 from autotune.data.facts import Site
 from autotune.data.record import Outcome
-from autotune.recipe.tf_private import drawing_alike, draws_constants, keras, operations_in, tf
+from autotune.recipe.tf_private import draws_constants, keras, operations_in, patched_random_ops, tf
 from autotune.runtime import failures
 from autotune.runtime.executor import TrialFailed
 from autotune.script.call_sites import functions_in, line_of_code, place_of, uses_shapes
@@ -152,7 +152,7 @@ def find_difference(plain: Callable[..., Any], compiled: Any, *arguments: Any, *
         for variable, value in zip(variables, beginning, strict=True):
             variable.assign(value)
         for _ in range(PROVEN_STEPS):
-            with drawing_alike() as draws:
+            with patched_random_ops() as draws:
                 results = function(*arguments, **named)
             drawn.extend(draws)
         returned = [result for result in tf.nest.flatten(results) if result is not None]

@@ -88,7 +88,7 @@ class LongRun(Hooks):
         self._skip_missing, self._scale = options.skip_missing, scale
         self._stale, self._compiled = stale, compiled
         self._configuration = Configuration(recipe.configuration)
-        self._settings = Settings.of(self._configuration, self._facts)
+        self._settings = Settings.from_configuration(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
         self._watch = LoopWatch(self._wrappers, self._facts, finds_compiled=compiled is not None)
         log = path.resolve().parent / LOG

@@ -18,7 +18,7 @@ from autotune.recipe.tf_private import tf
 from autotune.runtime import failures, protocol
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.sources import directory_of
-from autotune.runtime.supervisor import leave
+from autotune.runtime.supervisor import exit_now
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
 from autotune.script.fit_call import few_steps
 from autotune.script.graph_step import StepCompiler
@@ -161,7 +161,7 @@ class TrialHooks(Hooks):
     def __post_init__(self) -> None:
         """Make what acts on the script."""
         self.effects = SideEffects(self.reference, self.fail)
-        settings = Settings.of(self.configuration, self.facts)
+        settings = Settings.from_configuration(self.configuration, self.facts)
         self.wrappers = Wrappers(settings, self, directory_of(self.reference), self.effects.scratch)
 
     def restarts(self) -> bool:
@@ -178,7 +178,7 @@ class TrialHooks(Hooks):
             with self.wrappers.inert():
                 act()
         except protocol.ChannelClosed:
-            leave(1)
+            exit_now(1)
         except BaseException as error:
             self.fail(error)
 
@@ -188,7 +188,7 @@ class TrialHooks(Hooks):
             where = f"{self.facts.fit_site}: "
             error.reason = where + error.reason.removeprefix(where)
         self.channel.send(failures.encode_failure(error))
-        leave(1)
+        exit_now(1)
 
 
 class LoopTraining(TrialHooks):
@@ -285,7 +285,7 @@ class LoopTraining(TrialHooks):
             self._gaps = Gaps()
             self._note_step()
         if self._closing_steps is not None and next(self._closing_steps, None) is None:
-            leave(0)
+            exit_now(0)
 
     def _note_step(self) -> None:
         """Note when the devices have done a step before a gap."""
@@ -325,7 +325,7 @@ class LoopTraining(TrialHooks):
     def _end(self, no_profile: BaseException | str) -> NoReturn:
         assert self._trial is not None
         self._trial.send_final(no_profile)
-        leave(0)
+        exit_now(0)
 
     def fail(self, error: BaseException) -> NoReturn:
         """See `TrialHooks`."""

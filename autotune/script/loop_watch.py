@@ -25,7 +25,7 @@ from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictiona
 from autotune.data.facts import ScriptFacts, Site
 from autotune.recipe import apply
 from autotune.recipe.keras_api import api_of, keras_api
-from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, name_of_strategy, workers_of
+from autotune.recipe.tf_private import align_function_numbering, loop_classes, name_of_strategy, workers_of
 from autotune.runtime.sources import is_installed
 from autotune.script.call_sites import is_own, line_of, place_of, running_frames, users_frame
 from autotune.script.dataset_trace import batch_calls, is_batched
@@ -361,7 +361,7 @@ class LoopWatch:
             if site is not None and self._compiled is not None and site.key == self._compiled.key:
                 function._jit_compile = bool(self._jit_compile)
             if self._finds_compiled and function._jit_compile:
-                name_next_functions_alike()
+                align_function_numbering()
         outermost = not self._calls
         if self.eager is not None:
             self.eager.compiled |= {code for code in [_code_of(function)] if code is not None}

@@ -28,7 +28,7 @@ CALLS = {
 _Key = tuple[str, str, str, int]
 _settings: Any = None  # those of this process, where it is a trial or uses a recipe
 _watch: Any = None
-_asked: Callable[[], None] | None = None
+_on_access: Callable[[], None] | None = None
 given_values: dict[str, Any] = {}
 """The script's own values of the knobs that it has asked for."""
 
@@ -46,7 +46,7 @@ class Settings:
     first: dict[str, KnobValue] = field(default_factory=dict)  # what the script gave first, where a value is set once
 
     @classmethod
-    def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
+    def from_configuration(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
         """Return the settings of a configuration."""
         usual = {name: KNOBS[name].default for name in configuration if KNOBS[name].default is not None}
         own = Configuration({**usual, **facts.baseline})
@@ -107,13 +107,13 @@ def as_knob(given: Any) -> KnobValue:
     return "autotune" if number == -1 else number
 
 
-def serve_script(*, settings: Any = None, watch: Any = None, asked: Callable[[], None] | None = None) -> None:
+def serve_script(*, settings: Any = None, watch: Any = None, on_access: Callable[[], None] | None = None) -> None:
     """Return the values of these settings to the script, and report its explicit steps to this watch, from now on.
 
-    `asked` is called before the script gets either.
+    `on_access` is called before the script gets either.
     """
-    global _settings, _watch, _asked
-    _settings, _watch, _asked = settings or _settings, watch or _watch, asked or _asked
+    global _settings, _watch, _on_access
+    _settings, _watch, _on_access = settings or _settings, watch or _watch, on_access or _on_access
 
 
 def tuned(**values: Any) -> SimpleNamespace:
@@ -132,8 +132,8 @@ def tuned(**values: Any) -> SimpleNamespace:
     for name, value in values.items():
         check_value(name, value, where="autotune.tuned()")
     given_values.update(values)
-    if _asked is not None:
-        _asked()
+    if _on_access is not None:
+        _on_access()
     changed = {} if _settings is None else {name: _settings.value_once(name, values[name]) for name in values}
     return SimpleNamespace(**values | changed)
 
@@ -150,6 +150,6 @@ def steps(dataset: Any) -> Iterator[Any]:
         >>> for x, y in autotune.steps(batches):
         ...     my_step(x, y)
     """
-    if _asked is not None:
-        _asked()
+    if _on_access is not None:
+        _on_access()
     yield from dataset if _watch is None else _watch.explicit(dataset)

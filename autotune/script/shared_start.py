@@ -26,7 +26,7 @@ from autotune.runtime import containment, failures, protocol, supervisor
 from autotune.runtime.failures import after_import, locate_user_line
 from autotune.runtime.fork_server import ForkCheck, ForkServer, ForkState, Unforkable
 from autotune.runtime.sources import directory_of, file_of, own_files
-from autotune.runtime.supervisor import fork_to_ask, leave, send_answer
+from autotune.runtime.supervisor import exit_now, fork_and_collect, send_answer
 from autotune.script import children, strategies
 from autotune.script.execute import make_endless, note_process
 from autotune.script.interpose import around
@@ -41,7 +41,7 @@ SHORTEST_SECONDS = 1.0  # of a start that is worth sharing
 
 
 def share_start(
-    reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
+    reference: WorkloadReference, variables: dict[str, str], server: ForkServer, pipe: int, *, known: bool
 ) -> str:
     """Run the script up to its first call of TensorFlow's runtime, survey it unless it is known, and serve there.
 
@@ -52,14 +52,14 @@ def share_start(
     starts = runtime_starts()
     if not starts or os.environ.get(strategies.VARIABLE):
         return ""
-    start = _Start(reference, variables, server, answer, known=known)
-    children.watch_children(answer)
+    start = _Start(reference, variables, server, pipe, known=known)
+    children.watch_children(pipe)
     children.refuse_restarts(reference, lambda _: start.give_up(""))  # the survey says it
     effects = SideEffects(reference, lambda _: None)
     effects.install(tf)
     if (bars := getattr(sys.modules.get("tqdm"), "tqdm", None)) is not None:
         bars.monitor_interval = 0  # without its thread, which redraws bars that stand still
-    serve_script(asked=start.end)
+    serve_script(on_access=start.end)
     # And the calls that a survey or trial wraps, as far as they are possible without a layer or tensor.
     wrapped = (tf.compat.v1.Session, tf.distribute.MultiWorkerMirroredStrategy, *dict(strategies.refused_kinds(tf)))
     start.stop_before(
@@ -72,7 +72,7 @@ def share_start(
     with contextlib.suppress(Exception), start.role:
         run_users(reference, adjustable=True)
     if os.getpid() != start.process:  # a fork has ended its role by itself
-        leave(1)
+        exit_now(1)
     return ""
 
 
@@ -80,10 +80,10 @@ class _Start:
     """The start of a script in this process, which becomes the server of its trials."""
 
     def __init__(
-        self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
+        self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, pipe: int, *, known: bool
     ) -> None:
         self._reference, self._variables, self._server = reference, variables, server
-        self._answer, self._known = answer, known
+        self._pipe, self._known = pipe, known
         self.role = contextlib.ExitStack()  # of a fork: a survey or a trial, around the running script
         self.process = os.getpid()
         self._has_ended = False
@@ -141,41 +141,41 @@ class _Start:
             with contextlib.suppress(Exception):  # the script may have closed it
                 stream.flush()
         facts: WorkloadFacts | None = None
-        asked = fork_to_ask(tell=self._server.tell)
-        if isinstance(asked, int):
-            self._answer = asked
+        fork_result = fork_and_collect(on_progress=self._server.tell)
+        if isinstance(fork_result, int):
+            self._pipe = fork_result
             containment.renew()
             state.restore()
             if self._known:  # this fork only shows that trials can be forked
-                send_answer(asked, {"facts": None})
-                leave(0)
+                send_answer(fork_result, {"facts": None})
+                exit_now(0)
             note_process()
-            survey = Survey(self._reference, self._variables, asked, environment=self._environment)
+            survey = Survey(self._reference, self._variables, fork_result, environment=self._environment)
             self.role.enter_context(survey.watching())
             return
-        if "facts" not in asked:
-            why = asked.get("message", "the script died")
-            self.give_up(asked.get("reason") or f"trials cannot share that, because in a fork of it {why}")
+        if "facts" not in fork_result:
+            why = fork_result.get("message", "the script died")
+            self.give_up(fork_result.get("reason") or f"trials cannot share that, because in a fork of it {why}")
         if not self._known:
-            facts = WorkloadFacts.model_validate(asked["facts"])
+            facts = WorkloadFacts.model_validate(fork_result["facts"])
             assert facts.script is not None
             script = facts.script.model_copy(update={"shared_seconds": self._seconds})
             facts = facts.model_copy(update={"script": script})
-        send_answer(self._answer, {"serves": os.getpid()})
+        send_answer(self._pipe, {"serves": os.getpid()})
         try:
             self._server.control.send(protocol.TemplateReady(workload=facts))
             request, channel = self._server.serve(state)
         except protocol.ChannelClosed:
             supervisor.kill_orphans()
-            leave(0)
+            exit_now(0)
         note_process()
         self.role.enter_context(_trial(request, channel, self._reference, self._here))
 
     def give_up(self, reason: str) -> NoReturn:
         """End this process, and say why to the one that has forked it, which goes on without it."""
         with contextlib.suppress(OSError):  # it serves already
-            send_answer(self._answer, {"reason": reason})
-        leave(0)
+            send_answer(self._pipe, {"reason": reason})
+        exit_now(0)
 
 
 @contextlib.contextmanager
@@ -201,8 +201,8 @@ def _trial(
             os.chdir(here)
             run_users(reference, endless=facts.epochs_range)
     except protocol.ChannelClosed:
-        leave(1)
+        exit_now(1)
     except BaseException as error:
         channel.send(failures.encode_failure(error))
-        leave(1)
-    leave(0)
+        exit_now(1)
+    exit_now(0)

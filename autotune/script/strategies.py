@@ -23,7 +23,7 @@ from autotune.data.printable import with_article
 from autotune.machine.gpu import visible_gpus
 from autotune.recipe.apply import strategy_of
 from autotune.recipe.keras_api import keras_api
-from autotune.recipe.tf_private import let_mirrored_variables_be_numbers
+from autotune.recipe.tf_private import patch_mirrored_variables
 from autotune.runtime.failures import locate_user_line
 from autotune.runtime.supervisor import die_with_parent, fork
 from autotune.script.interpose import around
@@ -73,7 +73,7 @@ def open_when_building(values: Mapping[str, KnobValue]) -> None:
     """
     if values.get("strategy", "none") == "none":
         return
-    let_mirrored_variables_be_numbers()
+    patch_mirrored_variables()
     opened: list[Any] = []
 
     def entering(usual: Any, *arguments: Any, **named: Any) -> Any:

@@ -27,7 +27,7 @@ from autotune.runtime import containment, failures, protocol
 from autotune.runtime.failures import locate_user_line
 from autotune.runtime.fork_server import Output, WaitingProcess
 from autotune.runtime.sources import directory_of, file_of, own_files
-from autotune.runtime.supervisor import leave, run_in_fork, send_answer
+from autotune.runtime.supervisor import exit_now, run_in_fork, send_answer
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop, with_line
 from autotune.script.eager_steps import EagerSteps
@@ -80,17 +80,17 @@ def survey(
     def run(workers: int = 0) -> dict[str, Any]:
         began = time.perf_counter()
 
-        def run_script(answer: int) -> None:
+        def run_script(pipe: int) -> None:
             containment.renew(more_later=True)
             leave_template()
             ours.close()
-            survey = Survey(reference, variables, answer, workers, began=began, requests=theirs)
+            survey = Survey(reference, variables, pipe, workers, began=began, requests=theirs)
             make_steps_functions(reference)
             with survey.watching():
                 run_users(reference)
-            leave(1)
+            exit_now(1)
 
-        return run_in_fork(run_script, lives_on="waiting", tell=tell)
+        return run_in_fork(run_script, keep_alive_key="waiting", on_progress=tell)
 
     with contextlib.closing(theirs):
         found = run()
@@ -121,14 +121,14 @@ def _keeps_values(facts: WorkloadFacts, request: protocol.TrialRequest) -> bool:
     """Return whether a trial runs the script up to its training as the survey did: with the script's own values."""
     assert facts.script is not None
     configuration = Configuration(request.configuration)
-    changes = Settings.of(configuration, facts.script).changes
+    changes = Settings.from_configuration(configuration, facts.script).changes
     return not changes and configuration.get("strategy", "none") == "none" and request.losses is None
 
 
 class Survey(Hooks):
     """One run of a script, up to its only training or to the end of its trainings.
 
-    `variables`: what it sets before it imports TensorFlow. `answer`: the pipe for the facts. `workers`: how many train
+    `variables`: what it sets before it imports TensorFlow. `pipe`: for the facts. `workers`: how many train
     together. `environment`: before the script ran; by default this process's. `began`: when this process was forked, by
     `perf_counter`; by default now. `requests`: brings the request of the first trial; None where it goes on as none.
     """
@@ -137,14 +137,14 @@ class Survey(Hooks):
         self,
         reference: WorkloadReference,
         variables: dict[str, str],
-        answer: int,
+        pipe: int,
         workers: int = 0,
         *,
         environment: dict[str, str] | None = None,
         began: float | None = None,
         requests: protocol.Channel | None = None,
     ) -> None:
-        self._reference, self._answer, self._workers = reference, answer, workers
+        self._reference, self._pipe, self._workers = reference, pipe, workers
         self._requests, self._output = requests, Output()
         self._trial: FitTraining | None = None  # that this process goes on as
         self._number = 0  # of this worker
@@ -181,7 +181,7 @@ class Survey(Hooks):
         """Survey the script that runs meanwhile, answer, and end this process."""
         import tensorflow as tf
 
-        children.watch_children(self._answer)
+        children.watch_children(self._pipe)
         before = children.refuse_restarts(self._reference, self._refuse)  # before files are watched
         if self._requests is not None:  # TensorFlow reads the flags once, long before the first trial asks for a folder
             for environment in (os.environ, self._around.environment):  # alike: this is no doing of the script's
@@ -246,7 +246,7 @@ class Survey(Hooks):
             if self._workers or self._requests is None or call.has_workers or tunes_steps:
                 self._end()
             return self._go_on(self._requests, call, usual, ran_seconds=began - self._began)
-        send_answer(self._answer, {"doing": doing})
+        send_answer(self._pipe, {"doing": doing})
         ends: list[float] = []
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
         try:
@@ -266,7 +266,7 @@ class Survey(Hooks):
         was_last = not self._repeats and len(set(self._keys)) >= self._calls  # what follows may be a save or an upload
         if was_last or number >= MOST_FITS or time.perf_counter() - self._began > LONGEST_SECONDS:
             self._end()
-        send_answer(self._answer, {"doing": f"what follows {doing}"})
+        send_answer(self._pipe, {"doing": f"what follows {doing}"})
         return history
 
     def _end_if_known(self, site: Site, now: float) -> None:
@@ -285,9 +285,9 @@ class Survey(Hooks):
     ) -> Any:
         """Answer, wait for the request of the first trial, and go on as that trial."""
         facts = self._choose_facts()
-        send_answer(self._answer, {"facts": facts.model_dump(mode="json"), "waiting": os.getpid()})
+        send_answer(self._pipe, {"facts": facts.model_dump(mode="json"), "waiting": os.getpid()})
         # A child that trains from now on finds a socket here. It cannot open that, and ends alone.
-        os.dup2(requests.fileno(), self._answer)
+        os.dup2(requests.fileno(), self._pipe)
         children.stop_watching()
         self._watch.uninstall()
         assert facts.script is not None
@@ -296,7 +296,7 @@ class Survey(Hooks):
             request, channel = requests.receive(), protocol.Channel(requests.receive_end())
             requests.send(protocol.Forked(pid=os.getpid(), ran_seconds=ran_seconds))
         except protocol.ChannelClosed:  # another trial was the first
-            leave(1)
+            exit_now(1)
         assert isinstance(request, protocol.TrialRequest)
         configuration = Configuration(request.configuration)
         self._trial = FitTraining(request, channel, configuration, facts.script, self._reference)
@@ -432,5 +432,5 @@ class Survey(Hooks):
         answer = answer if "facts" in answer else self._of_loop or answer
         if children.is_child() and not self._number:
             children.answer_for_parent(answer)
-        send_answer(self._answer, answer)
-        leave(0)
+        send_answer(self._pipe, answer)
+        exit_now(0)

@@ -24,7 +24,7 @@ from autotune.runtime.failures import (
     make_exit_error,
     summarize_with_line,
 )
-from autotune.runtime.supervisor import leave
+from autotune.runtime.supervisor import exit_now
 from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
@@ -42,7 +42,7 @@ from autotune.training.losses import train_losses
 
 def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
     """Set what acts before TensorFlow's runtime starts; TensorFlow is imported as the script's environment has it."""
-    changes = Settings.of(configuration, facts).changes  # the rest is the script's own affair
+    changes = Settings.from_configuration(configuration, facts).changes  # the rest is the script's own affair
     apply.apply_before_import(changes)
     keras_module()
     apply.apply_before_build(changes)
@@ -106,7 +106,7 @@ def timing(
 def _fail_without_worker(channel: protocol.Channel, why: str) -> NoReturn:
     """End this process because a worker died; an error of either was sent before."""
     channel.send(protocol.Failed(outcome=Outcome.CRASHED, reason=why))
-    leave(1)
+    exit_now(1)
 
 
 def run_users(reference: WorkloadReference, *, endless: Site | None = None, adjustable: bool = False) -> None:
@@ -122,14 +122,15 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None, adju
             run_as_main(reference, endless=endless, adjustable=adjustable)
         finally:
             if is_scripts_fork():  # which is over, and answers for nobody
-                leave(sys.exc_info()[0] is not None)
+                exit_now(sys.exc_info()[0] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise make_exit_error(name, error) from error
     except EOFError as error:
         line = locate_user_line(traceback.extract_tb(error.__traceback__))
         raise WorkloadError(
-            f"{line}: asks for input, and a trial has none", hint=f"Give it as an argument of the script. {ARGS_HINT}"
+            f"{line}: reads from stdin, which trials do not have",
+            hint=f"Give it as an argument of the script. {ARGS_HINT}",
         ) from error
     except (WorkloadError, TrialFailed):
         raise
@@ -183,7 +184,7 @@ class FitTraining(TrialHooks):
             first = int(call.arguments["initial_epoch"])
             _repeat_epochs(callback, range(first, first + max(1, call.epochs)))
         self._obey(partial(self._train, call, callbacks))
-        return leave(0)
+        return exit_now(0)
 
     def _refit(self, call: FitCall, usual: Callable[..., Any]) -> Any:
         """Run a `fit` that the script calls again and again as it is, but for two epochs only, cut short.

@@ -24,7 +24,7 @@ from autotune.space.keras_in_use import keras_module
 from autotune.space.variables import TF_XLA, XLA, variable_fields
 
 AS_WRITTEN = "as_written"
-"""Of a script's calls that differ among themselves: each keeps its own value."""
+"""Value of a knob whose call sites differ in the script: each call keeps its own."""
 PRECISIONS = ("float64", "float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
 """Keras's dtype policies for floating-point numbers, from the highest precision to the lowest."""
 

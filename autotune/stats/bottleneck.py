@@ -11,14 +11,14 @@ NOT_INSTALLED = "xprof is not installed: `pip install xprof` reads the files tha
 INPUT_MODERATE, INPUT_HIGH = 0.05, 0.20
 SHOWN_ERROR = 0.005
 USELESS_ERROR = 0.5  # of a wait that is shorter
-CLEARLY_FASTER = 1.25
+CEILING_RATIO = 1.25
 """So many times as fast as the step, a pipeline alone does not limit the training; they may still share cores."""
 LAUNCH_HIGH = 0.15
 UNUSED_HIGH = 0.4
 """Share of a profiled step that no operation uses: large ones leave up to a quarter unused, tiny ones half and more."""
 LONGEST_START = 2e-3
 """Seconds that starting an operation takes at most. Longer times include work that the profile does not show."""
-MOSTLY = 0.5
+MAIN_SHARE = 0.5
 _NOT_OPERATIONS = ("input", "communication", "launch")
 MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesky", "Attention", "Gemm", "Fusion")
 """Kinds of operations that compute much on each byte that they read."""
@@ -68,7 +68,7 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     if error >= SHOWN_ERROR:
         waiting += f" (±{error:.0%})" if waits > error else f" (at most {min(1.0, waits + error):.0%})"
     by_input, by_compute = (seen.ceilings.by_input, seen.ceilings.by_compute) if seen.ceilings else (None, None)
-    may_be_input = not by_input or not by_compute or by_input < CLEARLY_FASTER * by_compute
+    may_be_input = not by_input or not by_compute or by_input < CEILING_RATIO * by_compute
     if may_be_input and waits >= INPUT_HIGH and waits - error >= INPUT_MODERATE:
         return Bottleneck(name="input", share=waits, why=waiting)
     if profile is not None and (found := _by_profile(profile)) is not None:
@@ -85,7 +85,7 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     if profile is None and seen.gpu is not None and 1 - seen.gpu >= UNUSED_HIGH:
         why = f"the GPU runs a kernel for {seen.gpu:.0%} of the time, and the step waits for input {waits:.0%} of it"
         return Bottleneck(name="launch", share=1 - seen.gpu, why=why)
-    if profile is None and seen.gpu_memory is not None and seen.gpu_memory >= MOSTLY + 0.1:
+    if profile is None and seen.gpu_memory is not None and seen.gpu_memory >= MAIN_SHARE + 0.1:
         why = f"the GPU's memory is read or written for {seen.gpu_memory:.0%} of the time"
         return Bottleneck(name="memory_bandwidth", share=seen.gpu_memory, why=why)
     if profile is None:
@@ -123,19 +123,19 @@ def _by_profile(profile: Profile) -> Bottleneck | None:
 def _of_operations(profile: Profile) -> Bottleneck:
     """Return compute or memory bandwidth, by what the operations are."""
     share, slow = profile.matrix_share, profile.memory_bound_share
-    if slow is not None and abs(slow - MOSTLY) >= 0.1:
-        limit: Name = "memory_bandwidth" if slow > MOSTLY else "compute"
-        bound, how = (slow, "memory bandwidth") if slow > MOSTLY else (1 - slow, "compute")
+    if slow is not None and abs(slow - MAIN_SHARE) >= 0.1:
+        limit: Name = "memory_bandwidth" if slow > MAIN_SHARE else "compute"
+        bound, how = (slow, "memory bandwidth") if slow > MAIN_SHARE else (1 - slow, "compute")
         why = f"{how} bounds {bound:.0%} of the operations' time in the GPU's roofline model"
         return Bottleneck(name=limit, share=bound, why=why)
     if share is None:
         return Bottleneck(name="unknown", why="the profile holds no operations")
-    if share >= MOSTLY + 0.1:
+    if share >= MAIN_SHARE + 0.1:
         why = f"matrix products and convolutions are {share:.0%} of the operations' time"
         if profile.tensor_core_share:
             why += f", at least {profile.tensor_core_share:.0%} of it on tensor cores"
         return Bottleneck(name="compute", share=share, why=why)
-    if share <= MOSTLY - 0.1:
+    if share <= MAIN_SHARE - 0.1:
         why = f"element-wise operations, reductions and copies are {1 - share:.0%} of the operations' time"
         return Bottleneck(name="memory_bandwidth", share=1 - share, why=why)
     why = f"matrix work and element-wise operations share the time, {share:.0%} to {1 - share:.0%}"

@@ -19,7 +19,7 @@ CAUSES: dict[Cause, str] = {
     "gpu_clocks": "the GPU's clocks were held down on one side",
 }
 LEAST_DEPARTURE = 0.10  # share of the machine by which a slice's load must depart from the usual
-RESTLESS = 9.0  # times the median departure: six standard deviations, where loads vary normally
+MAX_DEPARTURE_RATIO = 9.0  # times the median departure: six standard deviations, where loads vary normally
 HEAT = frozenset({"hardware_slowdown", "thermal", "hardware_thermal", "power_brake"})
 SLOWING = HEAT | {"power_cap"}  # what holds a card's clocks down while it works, as `GpuUse.limited_by` has it
 OWN_SHARE = 0.25  # share of pairs from which a limit that one side meets more often is that side's own doing
@@ -75,7 +75,7 @@ def _departing(loads: Sequence[tuple[float | None, float | None]]) -> list[bool]
         [0.0 if None in pair or load is None else abs(load - usual) for load, usual in zip(pair, medians, strict=True)]
         for pair in loads
     ]
-    limit = max(LEAST_DEPARTURE, RESTLESS * statistics.median(itertools.chain(*departures)))
+    limit = max(LEAST_DEPARTURE, MAX_DEPARTURE_RATIO * statistics.median(itertools.chain(*departures)))
     return [max(pair) > limit for pair in departures]
 
 

@@ -62,7 +62,7 @@ def mean_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPrior:
-    """The expected spread of the means of fresh pairs of processes, from anything but these pairs.
+    """Prior for the variance between process pairs, estimated from all data except those pairs.
 
     The machine is quiet or disturbed. Of a disturbed one, pairs vary by `DISTURBED_DEVIATION` or more.
     """

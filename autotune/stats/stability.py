@@ -144,7 +144,7 @@ def check_loss_scale(skipped: Sequence[int], steps: Sequence[int], *, baseline_s
 
 
 def check_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
-    """Check that the card kept its clocks; a value is whether heat or a hardware slowdown held them down in a slice."""
+    """Check for throttling. One value per slice: did heat or a hardware slowdown limit the clock?"""
     # Throttling of both sides slows both. A configuration that heats the card more will do so for hours.
     share, usual = (sum(side) / len(side) for side in (own, baseline))
     detail = (

@@ -37,7 +37,7 @@ FEWEST_EPOCHS = 3
 """Of a training that restarts when it ends: with fewer, none of them can be timed whole."""
 
 
-SURELY = 2.0
+LONG_EPOCH_RATIO = 2.0
 """Lower bound of an epoch's time over the limit above which it is long."""
 
 
@@ -196,7 +196,7 @@ class StepClock:
                 **figures,
             )
         )
-        self.slices.hold()
+        self.slices.wait_for_command()
 
     def _save_state(self) -> None:
         """Save weights and optimizer unless that was done. The warm-up's times leave it out."""
@@ -302,7 +302,7 @@ class _ByEpochs:
         watched, whole = now - self._lap_began_at, statistics.median(calls) * steps / per_call
         proven = watched > max(self._warm.cap_seconds, self._longest_seconds)
         slow = len(calls) > 1 and min(calls) >= SLOW_CALL_SECONDS
-        surely = slow and min(calls) * steps / per_call > SURELY * self._longest_seconds
+        surely = slow and min(calls) * steps / per_call > LONG_EPOCH_RATIO * self._longest_seconds
         if proven or surely or (whole > self._longest_seconds and is_steady(calls)):
             self._clock.change_to_steps()
 

@@ -17,7 +17,7 @@ from autotune.data.figures import Ceilings
 from autotune.data.record import Outcome
 from autotune.recipe import apply
 from autotune.recipe.keras_api import keras_api
-from autotune.recipe.tf_private import computing_layers, keras, tf, with_names_alike
+from autotune.recipe.tf_private import computing_layers, keras, tf, with_stable_function_names
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
@@ -171,7 +171,7 @@ class FitSession(TrainingSession):
         model.make_train_function()
         usual, proofs = model.train_function, iter([parts.prove])  # the first call is proven
         if self._keeps_compilations:
-            usual = with_names_alike(usual)
+            usual = with_stable_function_names(usual)
 
         def train_and_prove(iterator: Any) -> Any:
             logs = usual(iterator)

@@ -76,8 +76,8 @@ class Slices:
         self._usual_calls = list[float]()  # the median time of a call in each slice
         self._outside_seconds: float | None = None  # None where nothing sees what passes between two calls
 
-    def hold(self) -> None:
-        """Freeze, and take the next command. Raises TrainingEnded at `Finish`."""
+    def wait_for_command(self) -> None:
+        """Freeze until the next command comes. Raises TrainingEnded at `Finish`."""
         self._freeze()
         command = self._tuner.receive()
         if isinstance(command, Finish):
@@ -155,7 +155,7 @@ class Slices:
         self._left -= 1
         if self._left > 0:
             return False
-        self.hold()
+        self.wait_for_command()
         return True
 
 

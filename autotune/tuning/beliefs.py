@@ -32,7 +32,7 @@ REST = 0.2  # the same of what the effects of a configuration's values do not ex
 ALIKE = 32  # so many knobs make the rests of two configurations differ by much
 MOST_OBSERVED = 200  # the latest measurements count: the time to decide grows with their square
 LEAST_SPREAD = 0.02  # of an effect: no row is surer than that
-SURELY = 2.0  # standard deviations below another one: a sample is almost surely slower
+MIN_Z_SLOWER = 2.0  # standard deviations below another one: a sample is almost surely slower
 SAME_KNOB = 0.5  # correlation between the steps of one number
 TABLE_WEIGHT = 2.0  # trials that the table's share of failures counts for
 TABLE = Path(__file__).with_name("expectations.json")
@@ -128,7 +128,7 @@ def effective_doublings(ratio: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Observations:
     """The trials of a run so far, derived from its records."""
 
     ratios: Mapping[Configuration, float] = field(default_factory=dict)  # log speed-ups, the baseline's included
@@ -140,7 +140,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class KnobStep:
     """A step from one value of a knob to another one, away from the baseline's."""
 
     knob: str
@@ -154,7 +154,7 @@ class Features:
 
     def __init__(self, space: ResolvedSpace) -> None:
         self.space = space
-        self.steps: list[Step] = []
+        self.steps: list[KnobStep] = []
         self._paths: dict[tuple[str, str], list[int]] = {}  # of each value, the steps that lead to it
         self._vectors: dict[Configuration, np.ndarray] = {}
         self._codes: dict[Configuration, np.ndarray] = {}
@@ -176,7 +176,7 @@ class Features:
         for before, after in itertools.pairwise([baseline, *values]):
             path = [*path, len(self.steps)]
             size = size_of_change(before, after, baseline)
-            self.steps.append(Step(knob=name, before=before, after=after, size=size))
+            self.steps.append(KnobStep(knob=name, before=before, after=after, size=size))
             self._paths[name, format_value(after)] = path
 
     def vector(self, configuration: Configuration) -> np.ndarray:
@@ -199,9 +199,9 @@ class Features:
 class Beliefs:
     """Expected speed of configurations in a context, given the table and the measurements."""
 
-    def __init__(self, features: Features, now: Context, table: Expectations, evidence: Evidence) -> None:
+    def __init__(self, features: Features, now: Context, table: Expectations, observations: Observations) -> None:
         self._features, self._now = features, now
-        self._over_critical = evidence.over_critical
+        self._over_critical = observations.over_critical
         rows = [
             table.find(
                 step.knob, classify_change(step.before, step.after), now, find_unit(step.knob, step.after, now.units)
@@ -210,8 +210,8 @@ class Beliefs:
         ]
         self._start = np.log([row.start for row in rows])
         self._mean, self._covariance = self._expect(rows)
-        self._observe(evidence)
-        self._failures = self._blame(np.array([row.failures for row in rows]), evidence)
+        self._observe(observations)
+        self._failures = self._blame(np.array([row.failures for row in rows]), observations)
 
     def _expect(self, rows: Sequence[Expectation]) -> tuple[np.ndarray, np.ndarray]:
         """Return means and covariance of all effects by the table."""
@@ -225,12 +225,12 @@ class Beliefs:
                 correlation[first, second] = correlation[second, first] = SAME_KNOB
         return np.array([row.gain for row in rows]) * sizes, correlation * np.outer(deviations, deviations)
 
-    def _observe(self, evidence: Evidence) -> None:
+    def _observe(self, observations: Observations) -> None:
         """Take measurements into account. A running trial is taken to be as fast as expected."""
         space, vector = self._features.space, self._features.vector
-        measured = {known: ratio for known, ratio in evidence.ratios.items() if known in space}
+        measured = {known: ratio for known, ratio in observations.ratios.items() if known in space}
         measured = dict(list(measured.items())[-MOST_OBSERVED:]) | {space.baseline: 0.0}
-        running = [known for known in evidence.running if known not in measured]
+        running = [known for known in observations.running if known not in measured]
         self._seen = [*measured, *running]
         self._vectors = np.array([vector(known) for known in self._seen])
         expected = self._vectors @ self._mean
@@ -247,12 +247,12 @@ class Beliefs:
         linear = np.array(first) @ self._covariance @ np.array(second).T
         return np.asarray(linear + REST**2 * np.exp(-differences / ALIKE))
 
-    def _blame(self, table: np.ndarray, evidence: Evidence) -> np.ndarray:
+    def _blame(self, table: np.ndarray, observations: Observations) -> np.ndarray:
         """Return each step's chance to make a trial fail: a failed trial's blame is shared by its steps' chances."""
         blame, trials = TABLE_WEIGHT * table, np.full(len(table), TABLE_WEIGHT)
-        for known in evidence.ratios:
+        for known in observations.ratios:
             trials += self._features.vector(known) if known in self._features.space else 0.0
-        for failed in evidence.failed:
+        for failed in observations.failed:
             taken = self._features.vector(failed) > 0
             chances = np.where(taken, np.maximum(blame / trials, 1e-3), 0.0)
             shared = np.minimum(1.0, chances / max(1 - math.prod(1 - chances), 1e-3))
@@ -278,7 +278,7 @@ class Beliefs:
     def is_slower(self, configuration: Configuration, over: Configuration) -> bool:
         """Return whether a configuration is almost surely slower to the same loss than another one."""
         mean, deviation = self.gain(configuration, over)
-        return mean + SURELY * deviation < 0
+        return mean + MIN_Z_SLOWER * deviation < 0
 
     def failure(self, configuration: Configuration) -> float:
         """Return the chance that its trial fails."""

@@ -23,7 +23,7 @@ from autotune.space.knobs import KNOBS, Knob
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.same_loss import best_batch_size
-from autotune.tuning.beliefs import NO_UNIT, Beliefs, Evidence, Expectations, Features, find_unit, load_expectations
+from autotune.tuning.beliefs import NO_UNIT, Beliefs, Expectations, Features, Observations, find_unit, load_expectations
 from autotune.tuning.costs import is_busy
 from autotune.tuning.rules import Limits
 from autotune.tuning.sampler import STARTUP_TRIALS, Sampler
@@ -32,20 +32,20 @@ MOST_REPEATS = 5  # samples in a row that are known or passed over, before confi
 MOST_DRAWN = 4096  # configurations drawn at random; a smaller space is gone through whole
 MOST_OF_OTHERS = 2  # values of a knob without changes of its own, before the sampler has its turn
 CLEAR_GAIN = 0.04  # log speed-up from which on a change joins the combination
-CLEARLY = 0.45  # standard deviations of it that a joining change must gain: it is faster in two of three cases
+MIN_Z_TO_COMBINE = 0.45  # standard deviations of it that a joining change must gain: it is faster in two of three cases
 MOST_FAILURES = 0.15  # chance to fail of a change that joins
 MOST_MEMORY = 0.9  # of what a trial may take, if memory grew with the batch size: more joins no combination
-FAR = 4.0  # times the batch size that should reach a loss soonest: samples of larger ones come last
+FAR_BATCH_FACTOR = 4.0  # times the batch size that should reach a loss soonest: samples of larger ones come last
 LEAST_IMPROVEMENT = 0.02  # log speed-up to be expected of a change; for less, the sampler proposes
 
 Changes = dict[str, KnobValue]
-NOTHING_TRIED = Evidence()
-WAITS = 0.15  # share of its time waiting for input from which a training is limited by it
+NOTHING_TRIED = Observations()
+INPUT_BOUND_SHARE = 0.15  # share of its time waiting for input from which a training is limited by it
 SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
 LAUNCH_STEP_SECONDS = 0.004  # the same is a quarter of a step, and limits the training
 BUSY_GPU = 0.8  # share of the time in which a kernel runs: such a training hardly waits for input
-COMPUTES = 0.5  # cores that a wait for input keeps busy: with fewer, it waits for a disk or a network
-TAKEN = 0.9  # share of the cores that others left free: who takes so much gains nothing by more threads
+COMPUTING_CORES = 0.5  # cores that a wait for input keeps busy: with fewer, it waits for a disk or a network
+SATURATED_SHARE = 0.9  # share of the cores that others left free: who takes so much gains nothing by more threads
 LEAST_LEFT = 0.3  # share of the cores: if others take more, they may only fill what a trial that waits leaves
 SHORT_EPOCH = 0.02  # share of an epoch that passes between epochs
 
@@ -74,8 +74,8 @@ class Proposals:
         best: Configuration,
         *,
         context: Context,
-        evidence: Evidence = NOTHING_TRIED,
-        passes_over: Callable[[Configuration], bool] = lambda configuration: False,
+        observations: Observations = NOTHING_TRIED,
+        is_skipped: Callable[[Configuration], bool] = lambda configuration: False,
         batch_size: int | None = None,
         last: bool = False,
     ) -> tuple[Trial, Configuration] | None:
@@ -84,15 +84,15 @@ class Proposals:
         With a `batch_size` only configurations of it are proposed; only with `last` what comes last.
         """
         self.nothing_fits = False
-        beliefs = Beliefs(self._features, context, self._table, evidence)
+        beliefs = Beliefs(self._features, context, self._table, observations)
         able, useful = (find_useful(self.space, context, late=late) for late in (True, False))
         if batch_size is not None and "batch_size" in useful:
             useful["batch_size"] = (batch_size,)
         known = {tuple(configuration[name] for name in able) for configuration in tried}
-        far = far_batch(evidence, self.space.baseline)
+        far = far_batch(observations, self.space.baseline)
 
         def fits(configuration: Configuration) -> bool:
-            return batch_size in (None, configuration.batch_size) and not passes_over(configuration)
+            return batch_size in (None, configuration.batch_size) and not is_skipped(configuration)
 
         def is_new(configuration: Configuration) -> bool:
             """Return whether it differs from what was tried by a knob that can act here."""
@@ -107,14 +107,16 @@ class Proposals:
             if configuration not in tried and fits(configuration):
                 return self._sampler.ask_for(configuration), configuration
         if not last:
-            for configuration in self._promising(tried, best, beliefs, context, evidence, lambda one: not fits(one)):
+            for configuration in self._promising(
+                tried, best, beliefs, context, observations, lambda one: not fits(one)
+            ):
                 if is_new(configuration) and fits(configuration):
                     return self._sampler.ask_for(configuration), configuration
-            for asked, wanted in self._samples(len(tried), best, beliefs, useful):
+            for optuna_trial, wanted in self._samples(len(tried), best, beliefs, useful):
                 useless = wanted.batch_size > far or beliefs.is_slower(wanted, best)
                 if is_new(wanted) and not useless and fits(wanted):
-                    return asked, wanted
-                self._sampler.pass_over(asked)
+                    return optuna_trial, wanted
+                self._sampler.skip_sample(optuna_trial)
         drawn = self._drawn(len(tried), *((self.space.choices, self.space.baseline) if last else (useful, best)))
         left = [found for found in drawn if (found not in tried if last else is_new(found))]
         for configuration in sorted(left, key=order):
@@ -130,12 +132,12 @@ class Proposals:
         best: Configuration,
         beliefs: Beliefs,
         now: Context,
-        evidence: Evidence,
-        passes_over: Callable[[Configuration], bool],
+        observations: Observations,
+        is_skipped: Callable[[Configuration], bool],
     ) -> Iterator[Configuration]:
         """Yield the combination that is expected to be clearly faster, a larger batch, then changes by their worth."""
         space, own = self.space, self.space.baseline.batch_size
-        combined, larger = combine(best, beliefs, space, now, passes_over), list[Configuration]()
+        combined, larger = combine(best, beliefs, space, now, is_skipped), list[Configuration]()
         if all(known.batch_size <= own for known in tried):
             able = [found for found in neighbours(best, space, now) if _fits_in_memory(found, space.baseline, now)]
             larger = [found for found in able if best.replace(batch_size=found.batch_size) == found != best]
@@ -143,7 +145,7 @@ class Proposals:
             larger = [space.canonical(combined.replace(batch_size=found.batch_size)) for found in larger] + larger
         joined = len(tried) == 1 or combined.batch_size > own  # else a larger batch waits no longer
         yield from [combined, *larger] if joined else [*larger, combined]
-        beginnings = dict.fromkeys([best, *evidence.running[-1:], space.baseline])
+        beginnings = dict.fromkeys([best, *observations.running[-1:], space.baseline])
         changed = {
             space.canonical(found)
             for beginning in beginnings
@@ -152,7 +154,7 @@ class Proposals:
                 *(beginning.replace(**{name: space.baseline[name]}) for name in beginning.differences(space.baseline)),
             )
         }
-        fastest = max([best, *evidence.running], key=lambda known: beliefs.gain(known, best)[0])  # as is expected
+        fastest = max([best, *observations.running], key=lambda known: beliefs.gain(known, best)[0])  # as is expected
         improvements = {found: beliefs.improvement(found, fastest) for found in changed}
         doubtful = {found for found in changed if best == space.baseline and not beliefs.is_slower(found, best)}
         able = [found for found, gain in improvements.items() if gain >= LEAST_IMPROVEMENT or found in doubtful]
@@ -170,13 +172,13 @@ class Proposals:
                 wanted = beliefs.draw(draw, best, useful)
                 yield self._sampler.ask_for(wanted), wanted
                 continue
-            asked, sampled = self._sampler.ask()
+            optuna_trial, sampled = self._sampler.ask()
             values = {name: sampled[name] for name, choices in useful.items() if sampled[name] in choices}
             wanted = self.space.canonical(best.replace(**values))
             if wanted != sampled:
-                self._sampler.pass_over(asked)
-                asked = self._sampler.ask_for(wanted)
-            yield asked, wanted
+                self._sampler.skip_sample(optuna_trial)
+                optuna_trial = self._sampler.ask_for(wanted)
+            yield optuna_trial, wanted
 
     def _drawn(
         self, seed: int, choices: Mapping[str, tuple[KnobValue, ...]], usual: Configuration
@@ -213,21 +215,21 @@ def find_useful(space: ResolvedSpace, now: Context, *, late: bool = False) -> di
     return found
 
 
-def far_batch(evidence: Evidence, baseline: Configuration) -> float:
+def far_batch(observations: Observations, baseline: Configuration) -> float:
     """Return the batch size above which samples come last: far above the one that should reach a loss soonest.
 
     A step takes a time that is linear in the batch size. It is fitted to configurations that differ in nothing else;
     before there are two, nothing is far.
     """
     steps: dict[Configuration, dict[int, float]] = {}  # seconds by batch size, in those of an example of the baseline's
-    for known, ratio in evidence.ratios.items():
+    for known, ratio in observations.ratios.items():
         others = known.replace(batch_size=baseline.batch_size)
         steps.setdefault(others, {})[known.batch_size] = known.batch_size * math.exp(-ratio)
     most = max(steps.values(), key=len, default={})
-    if not evidence.over_critical or len(most) < 2 or baseline.update_size != baseline.batch_size:
+    if not observations.over_critical or len(most) < 2 or baseline.update_size != baseline.batch_size:
         return math.inf
-    critical = baseline.batch_size / evidence.over_critical
-    return FAR * max(baseline.batch_size, best_batch_size(critical, most))
+    critical = baseline.batch_size / observations.over_critical
+    return FAR_BATCH_FACTOR * max(baseline.batch_size, best_batch_size(critical, most))
 
 
 def combine(
@@ -235,7 +237,7 @@ def combine(
     beliefs: Beliefs,
     space: ResolvedSpace,
     now: Context,
-    passes_over: Callable[[Configuration], bool] = lambda configuration: False,
+    is_skipped: Callable[[Configuration], bool] = lambda configuration: False,
 ) -> Configuration:
     """Add to the fastest configuration all changes that are clearly expected to gain; the same where none is.
 
@@ -249,7 +251,7 @@ def combine(
         changed = space.canonical(best.replace(**wanted))
         mean, deviation = beliefs.gain(changed, best)
         fails = 1 - (1 - beliefs.failure(changed)) / max(1 - beliefs.failure(best), 1e-6)  # because of the change
-        is_clear = mean >= max(CLEAR_GAIN, CLEARLY * deviation) and fails <= MOST_FAILURES
+        is_clear = mean >= max(CLEAR_GAIN, MIN_Z_TO_COMBINE * deviation) and fails <= MOST_FAILURES
         if is_clear and _fits_in_memory(changed, space.baseline, now):
             changes[changed] = mean, wanted
     combined = best
@@ -257,7 +259,7 @@ def combine(
         if any(combined[name] != best[name] for name in wanted):
             continue  # a larger gain has changed this knob
         joined = space.canonical(combined.replace(**wanted))
-        if find_conflict(joined) or passes_over(joined):
+        if find_conflict(joined) or is_skipped(joined):
             continue
         if all(joined[name] == combined[name] for name in combined if name not in wanted):
             combined = joined
@@ -351,9 +353,9 @@ def has_short_epochs(record: TrialRecord) -> bool:
 def waits_for_input(record: TrialRecord) -> bool:
     """Return whether a trial waits for input, as was measured, or as what it leaves idle tells."""
     if record.input_wait_fraction is not None:
-        return record.input_wait_fraction > WAITS
+        return record.input_wait_fraction > INPUT_BOUND_SHARE
     gpu = gpu_figures(record)["gpu_utilisation"]
-    is_idle = not is_busy(record.own_slices) and share_taken(record.own_slices) < TAKEN
+    is_idle = not is_busy(record.own_slices) and share_taken(record.own_slices) < SATURATED_SHARE
     return is_idle and (gpu is None or gpu < BUSY_GPU)
 
 
@@ -372,6 +374,6 @@ def most_calls(record: TrialRecord) -> float:
     taken = share_taken(record.own_slices)
     # While it does not wait, a step takes all that is free at most: the rest is the input's.
     computes = cores * (taken - 1 + waits) / waits
-    if computes < COMPUTES:
+    if computes < COMPUTING_CORES:
         return math.inf
-    return 1 if taken >= TAKEN else math.ceil(cores / min(1.0, computes))
+    return 1 if taken >= SATURATED_SHARE else math.ceil(cores / min(1.0, computes))

@@ -22,14 +22,14 @@ from autotune.data.errors import (
 )
 from autotune.data.record import Boundary, Outcome, Pairing, Slice
 from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
-from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.executor import SEARCH_TIMING, LiveTrial, SeatLost, TrialFailed, WarmUp
 from autotune.runtime.protocol import Started
 from autotune.space.variables import CacheUse
 from autotune.stats.disturbance import gpu_load_of
 from autotune.tuning.costs import start_seconds, taken_seconds
 from autotune.tuning.events import StepsBegan
 from autotune.tuning.rules import fit_on_card
-from autotune.tuning.run import GENEROUS, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
+from autotune.tuning.run import TIMEOUT_FACTOR, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
 from autotune.tuning.trial import Trial
 
 PATIENCE_SECONDS = 30.0  # how long a slice of a process that has been warm may take beyond its length
@@ -62,7 +62,7 @@ class MeasuredProcess:
     save_state: str = ""  # a file that takes weights and optimizer once it is warm; empty for none
     keeps_compilations: bool = False  # loads what a process of its side has compiled, or keeps that for others
     shares_compilations: bool = False  # loads what other processes of the search have compiled
-    generous: float = GENEROUS  # how many usual lengths a wait must last before a timeout is the trial's fault
+    timeout_factor: float = TIMEOUT_FACTOR  # of the expected time: a timeout after less is the budget's fault
     on_started: Callable[[Started], None] = lambda started: None  # the process ends if this raises
     live: LiveTrial | None = field(default=None, init=False)
     _warm: WarmUp | None = field(default=None, init=False)
@@ -108,23 +108,24 @@ class MeasuredProcess:
     def _start(self, compiled: str, use: CacheUse) -> None:
         """Do as `start`; `compiled` is the folder of compilations, empty for none."""
         run, trial, live, began = self.run, self.trial, None, self.run.clock()
-        usual, at_most = self.usual_start, self.start_timeout
+        usual, cap = self.usual_start, self.start_timeout
         if usual is None:
             usual = trial.processes[-1].ready_seconds if trial.processes else 0.0
             if self.is_kept and trial.processes:  # it was warm before: a restart is not waited for as the first start
-                at_most = 3 * PATIENCE_SECONDS
-            at_most = max(at_most, GENEROUS * usual)
+                cap = 3 * PATIENCE_SECONDS
+            cap = max(cap, TIMEOUT_FACTOR * usual)
         trial.place = run.executor.place(self.seat)
         try:
-            with self.run.deadline.wait(usual, at_most=at_most, generous=self.generous) as timeout, self._failures():
-                with run.turn.released():
+            limit = self.run.deadline.time_limit(usual, cap=cap, timeout_factor=self.timeout_factor)
+            with limit as timeout, self._failures():
+                with run.driver_lock.released():
                     live = run.executor.launch(
                         trial.configuration,
                         seat=self.seat,
                         log=run.log_of(trial),
                         data=run.data,
                         timing=replace(
-                            IN_SEARCH,
+                            SEARCH_TIMING,
                             boundary=self.boundary,
                             longest_boundary_epoch_seconds=run.options.budget,
                             save_state=self.save_state,
@@ -154,7 +155,7 @@ class MeasuredProcess:
         self.live, self.boundary = live, warm.ready.boundary or self.boundary
 
     def _note_started(self, started: Started) -> None:
-        with self.run.turn:
+        with self.run.driver_lock:
             self.run.observe(StepsBegan())
             self.run.refuse_other_devices(started.gpus)
             self.on_started(started)
@@ -165,14 +166,14 @@ class MeasuredProcess:
         began, usual = self.run.clock(), taken_seconds(length, self.warm)
         try:
             with (
-                self.run.deadline.wait(
+                self.run.deadline.time_limit(
                     usual,
-                    at_most=3 * max(length, usual) + self.slice_patience,
-                    generous=self.generous,
-                    beyond=self.warm.ready.uncounted_seconds,
+                    cap=3 * max(length, usual) + self.slice_patience,
+                    timeout_factor=self.timeout_factor,
+                    extra_seconds=self.warm.ready.uncounted_seconds,
                 ) as timeout,
                 self._failures(),
-                self.run.turn.released(),
+                self.run.driver_lock.released(),
             ):
                 measured = self.live.measure(length, timeout)
         finally:
@@ -186,7 +187,7 @@ class MeasuredProcess:
     def slices_without_pause(self, length: float, count: int) -> list[Slice]:
         """Train for `count` slices in a row. Raises TrialFailed."""
         assert self.live is not None
-        with self._failures(), self.run.turn.released():
+        with self._failures(), self.run.driver_lock.released():
             taken = self.live.measure_continuously(length, count, 3 * count * length + self.slice_patience)
         ended, after = self.run.now(), 0.0
         stamped = []
@@ -201,7 +202,7 @@ class MeasuredProcess:
         assert self.live is not None
         patience = self.run.deadline.closing(PATIENCE_SECONDS)
         try:
-            with self._failures(), self.run.turn.released():
+            with self._failures(), self.run.driver_lock.released():
                 finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)
             self.trial.note_closing(finished)
         except TrialFailed as failure:
@@ -237,7 +238,7 @@ class LiveBaseline(MeasuredProcess):
     """The baseline's process on a seat: alive between candidates, started again where it died."""
 
     is_kept: ClassVar[bool] = True
-    generous: float = math.inf
+    timeout_factor: float = math.inf
 
     def ensure(self) -> None:
         """Start it again where it is gone. Raises NoStableConfigurationError, TrialFailed, TimeIsUp."""
@@ -249,7 +250,7 @@ class LiveBaseline(MeasuredProcess):
                 raise
             except TrialFailed as failure:
                 deaths += 1
-                if not self.starts_again(failure, deaths):
+                if not self.should_restart(failure, deaths):
                     raise self._to_error(failure) from failure
 
     def slice(self, length: float) -> Slice:
@@ -266,11 +267,11 @@ class LiveBaseline(MeasuredProcess):
                 raise
             except TrialFailed as failure:
                 self.kill()
-                if deaths > 1 and not self.starts_again(failure, deaths):
+                if deaths > 1 and not self.should_restart(failure, deaths):
                     raise self._to_error(failure) from failure
         raise AssertionError("unreachable")
 
-    def starts_again(self, failure: TrialFailed, deaths: int) -> bool:
+    def should_restart(self, failure: TrialFailed, deaths: int) -> bool:
         """Return whether to start it again after so many deaths in a row: it has trained before."""
         trained = bool(self.trial.slices or self.trial.processes)
         return trained and failure.outcome is Outcome.CRASHED and deaths < MOST_DEATHS
@@ -281,10 +282,10 @@ class LiveBaseline(MeasuredProcess):
         return baseline_error(self.run, self.trial, failure)
 
 
-def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: bool = False) -> Exception:
-    """Return the error for a baseline that failed; `hurried` where the budget left it less time than it may take."""
+def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, budget_limited: bool = False) -> Exception:
+    """Return the error for a baseline that failed; `budget_limited` if the budget cut its time."""
     detail = failure.detail or failure.log_tail
-    if failure.outcome is Outcome.TIMEOUT and hurried:
+    if failure.outcome is Outcome.TIMEOUT and budget_limited:
         return BudgetError(
             f"the budget ended after {run.clock():.0f} s, before the baseline was timed",
             hint=f"Give a larger --budget, such as {max(60, math.ceil(run.clock() / 6) * 60)}s.",
@@ -292,7 +293,8 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
         )
     if failure.outcome is Outcome.TIMEOUT and not trial.slices:
         hint = "Try it on its own with model.fit first; if it trains there, give a larger --budget."
-        return BudgetError(f"the baseline was not warm and timed in time: {failure.reason}", hint=hint, detail=detail)
+        problem = f"the baseline did not warm up and finish timing in time: {failure.reason}"
+        return BudgetError(problem, hint=hint, detail=detail)
     if failure.input_error:
         hint = failure.hint or f"Check that {run.reference} runs by itself."
         return WorkloadError(failure.reason, hint=hint, detail=failure.detail)

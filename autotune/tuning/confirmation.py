@@ -37,22 +37,22 @@ WITH_BOUNDARY = 3.0  # how many times as long a process may take to start that m
 LOADING_SAVES = 0.6  # share of the time to compile that loading saves: two thirds with ResNet-50 on an H200
 BASELINE_FAILURES = 2  # in a row, of the baseline beside a leader: then the confirmation ends
 FEWEST_CHANGES = 2  # what a single change gives is the claim itself
-FEWEST_PAIRS = 2  # of slices, where the time was over: one has no spread
+MIN_ABLATION_PAIRS = 2  # of slices, where the time was over: one has no spread
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finalist:
+class LeaderTrials:
     """The trials of one leader's confirmation."""
 
     reference: Trial  # of the baseline's processes
     trial: Trial  # of the leader's
     best_leader: Trial | None  # of those of the leader confirmed before
-    in_search: TrialRecord
+    search_record: TrialRecord
 
     @property
-    def asked(self) -> Configuration:
-        """Its configuration as it was asked for, before its first process reported the values in force."""
-        return Configuration(self.in_search.asked or self.in_search.configuration)
+    def requested(self) -> Configuration:
+        """Its configuration as it was requested, before its first process reported the values in force."""
+        return Configuration(self.search_record.asked or self.search_record.configuration)
 
     @property
     def failure(self) -> TrialFailed | None:
@@ -77,7 +77,7 @@ class Finalist:
     @property
     def in_blocks(self) -> bool:
         """True if memory could not hold all sides at once."""
-        return (self.trial.pairing or self.in_search.pairing) is Pairing.BRACKETED
+        return (self.trial.pairing or self.search_record.pairing) is Pairing.BRACKETED
 
     @property
     def looks(self) -> InterimAnalysis:
@@ -142,7 +142,7 @@ class PairSchedule:
     """The schedule of fresh processes: a fixed number of rounds, whatever they show."""
 
     run: Run
-    leader: Finalist
+    leader: LeaderTrials
     plan: SlicePlan
     concludes: Callable[[], bool]
     rounds: int = field(default=0, init=False)
@@ -168,7 +168,7 @@ class PairSchedule:
         """Return the share of its time that each side may wait, by its own processes or by the search."""
         leader = self.leader
         shares = []
-        for trial, record in ((leader.reference, self.run.records[0]), (leader.trial, leader.in_search)):
+        for trial, record in ((leader.reference, self.run.records[0]), (leader.trial, leader.search_record)):
             own = trial.latest("input_wait_fraction")
             shares.append(costs.most_waiting(record.own_slices, record.input_wait_fraction if own is None else own))
         return shares
@@ -188,7 +188,7 @@ class PairSchedule:
         """See `Schedule`."""
         if self.leader.trial.pairs and self.is_leak_possible:
             return FEWEST_SLICES  # of the baseline too, whose memory may grow as well
-        held = self.plan.seconds / (4 * costs.usual_slice_seconds(self.leader.in_search))
+        held = self.plan.seconds / (4 * costs.usual_slice_seconds(self.leader.search_record))
         return max(1, min(BLOCK_ROUNDS, self.plan.most_rounds // 2, round(held)))
 
     def close(self, process: MeasuredProcess) -> None:
@@ -210,7 +210,7 @@ class FreshPairs:
         self._boundaries: dict[Configuration, Boundary] = {}
 
     def measure(
-        self, leader: Finalist, plan: SlicePlan, *, seat: str, concludes: Callable[[], bool] = lambda: True
+        self, leader: LeaderTrials, plan: SlicePlan, *, seat: str, concludes: Callable[[], bool] = lambda: True
     ) -> None:
         """Measure one more instance: a fresh process of each side, against one another.
 
@@ -241,7 +241,7 @@ class FreshPairs:
         leader.trial.instance_seconds.append(run.clock() - began)
         run.measured(leader.trial)
 
-    def _process(self, trial: Trial, leader: Finalist, seat: str) -> MeasuredProcess:
+    def _process(self, trial: Trial, leader: LeaderTrials, seat: str) -> MeasuredProcess:
         run = self._run
         boundary = self._boundaries.get(trial.configuration) or self._known_boundary(trial, leader)
         return MeasuredProcess(
@@ -253,9 +253,9 @@ class FreshPairs:
             keeps_compilations=run.confirmed is not None,
         )
 
-    def _known_boundary(self, trial: Trial, leader: Finalist) -> Boundary | None:
+    def _known_boundary(self, trial: Trial, leader: LeaderTrials) -> Boundary | None:
         """Return a side's known boundary between epochs; None where its process should measure it."""
-        of_baseline, searched = self._run.boundary, leader.in_search
+        of_baseline, searched = self._run.boundary, leader.search_record
         if trial.configuration == self._run.baseline:
             return of_baseline
         if trial is not leader.trial or of_baseline is None or searched.throughput is None:
@@ -279,7 +279,7 @@ def unmeasured_changes(
     leader: int, configuration: Configuration, baseline: Configuration, records: Iterable[TrialRecord]
 ) -> tuple[str, ...]:
     """Return the changes of a leader that can be left out and were not yet; none where it has only one."""
-    # The configuration is as it was asked for: what other changes bring about cannot be left out alone.
+    # The configuration is as it was requested: what other changes bring about cannot be left out alone.
     changes = configuration.differences(baseline)
     if len(changes) < FEWEST_CHANGES:
         return ()
@@ -292,7 +292,7 @@ def unmeasured_changes(
 
 
 def leave_out(
-    run: Run, leader: Finalist, knob: str, *, seat: str, limits: TrialLimits, spread: Spread, prior: ProcessPrior
+    run: Run, leader: LeaderTrials, knob: str, *, seat: str, limits: TrialLimits, spread: Spread, prior: ProcessPrior
 ) -> TrialRecord:
     """Measure a leader without one of its changes beside the whole leader, and keep both records.
 
@@ -301,7 +301,7 @@ def leave_out(
     # Raises Interrupted, and SeatLost where there are several seats.
     whole = leader.trial.configuration
     reference = run.new_trial(Phase.ABLATION, whole)
-    trial = run.new_trial(Phase.ABLATION, without_change(leader.asked, knob, run.baseline))
+    trial = run.new_trial(Phase.ABLATION, without_change(leader.requested, knob, run.baseline))
     trial.pooled_spread = spread
     outcome, reason, log_tail = Outcome.OK, "", ""
     ended: Interrupted | SeatLost | None = None
@@ -310,7 +310,7 @@ def leave_out(
     except (Interrupted, SeatLost) as why:
         ended, outcome, reason = why, Outcome.INTERRUPTED, "stopped before it was measured"
     except TimeIsUp:
-        if len(trial.log_ratios) < FEWEST_PAIRS:
+        if len(trial.log_ratios) < MIN_ABLATION_PAIRS:
             outcome, reason = Outcome.INTERRUPTED, "the time was over"
     except TrialFailed as failure:
         outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
@@ -319,7 +319,7 @@ def leave_out(
         elif failure.trial != trial.number:
             outcome, reason = Outcome.INTERRUPTED, f"the recommended configuration failed beside it: {failure.whole}"
     if reference.slices:
-        run.keep(reference.record(Outcome.OK), announce=False)
+        run.save_record(reference.record(Outcome.OK), announce=False)
     gain: Interval | None = None
     if outcome is Outcome.OK:
         measured = mean_interval(trial.log_ratios, pooled_spread=trial.pooled_spread)
@@ -328,14 +328,14 @@ def leave_out(
         gain = LogInterval(value=value, low=value - margin, high=value + margin, count=1).ratio
     ablation = Ablation(knob=knob, leader=leader.trial.number, reference=reference.number, gain=gain)
     record = trial.record(outcome, reason=reason, log_tail=log_tail)
-    record = run.keep(record.model_copy(update={"ablation": ablation, "speedup": None}))
+    record = run.save_record(record.model_copy(update={"ablation": ablation, "speedup": None}))
     if ended is not None:
         raise ended
     return record
 
 
 def _compare(
-    run: Run, leader: Finalist, reference: Trial, trial: Trial, knob: str, *, seat: str, limits: TrialLimits
+    run: Run, leader: LeaderTrials, reference: Trial, trial: Trial, knob: str, *, seat: str, limits: TrialLimits
 ) -> None:
     """Measure both sides in turns, or in blocks where memory does not hold both."""
 
@@ -346,13 +346,13 @@ def _compare(
         return stop_measuring(trial.log_ratios, leader=None, pooled_spread=trial.pooled_spread)
 
     of_processes = (log.boundary for log in reversed(leader.trial.processes))
-    known = next((found for found in of_processes if found is not None), leader.in_search.boundary)
+    known = next((found for found in of_processes if found is not None), leader.search_record.boundary)
     boundary = known or run.boundary
     process = partial(MeasuredProcess, run=run, seat=seat, start_timeout=limits.timeout)
     own = None if KNOBS[knob].structural else boundary
     whole = process(trial=reference, boundary=boundary)
     without = process(trial=trial, boundary=own, on_started=note_in_force)
-    searched = [run.records[0], leader.in_search]
+    searched = [run.records[0], leader.search_record]
     waiting = [costs.most_waiting(record.own_slices, record.input_wait_fraction) for record in searched]
     schedule = SearchSchedule(
         process=without,

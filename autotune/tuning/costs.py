@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from autotune.data.options import Objective
 from autotune.data.record import Pairing, Slice, TrialRecord
-from autotune.runtime.executor import IN_SEARCH, WarmUp
+from autotune.runtime.executor import SEARCH_TIMING, WarmUp
 from autotune.space.configuration import Configuration
 from autotune.stats.steady_state import MOST_SLOW_CALLS, SLOW_CALL_SECONDS
 
@@ -143,7 +143,7 @@ def start_seconds(record: TrialRecord) -> float:
     """Return the seconds to start and warm up one process of a configuration that the search has measured."""
     warm_up = record.warmup_seconds or 1.0
     if record.boundary is not None:  # its process measured that, and others take it over
-        warm_up = min(warm_up, max(IN_SEARCH.warmup_seconds, MOST_SLOW_CALLS * slow_call_seconds(record)))
+        warm_up = min(warm_up, max(SEARCH_TIMING.warmup_seconds, MOST_SLOW_CALLS * slow_call_seconds(record)))
     return record.start_seconds + warm_up + BETWEEN_SECONDS
 
 

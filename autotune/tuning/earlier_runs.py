@@ -122,7 +122,7 @@ def _choice_for(name: str, value: KnobValue, choices: Sequence[KnobValue]) -> Kn
 
 
 def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, RunRecord]]:
-    """Return the runs of the same workload, the newest first, each with the kinship of its machine; see `_Leader`."""
+    """Return the runs of the same workload, the newest first, each with its machine's kinship; see `_PastLeader`."""
     same = []
     for directory in newest_runs(results, most=MOST_RUNS):
         try:
@@ -146,7 +146,7 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Leader:
+class _PastLeader:
     """A configuration that was faster than the baseline of an earlier run, or of a recipe."""
 
     run: str  # where it was found, for messages
@@ -157,7 +157,7 @@ class _Leader:
     of_recipe: bool = False
 
 
-def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int, *, name: str) -> list[_Leader]:
+def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int, *, name: str) -> list[_PastLeader]:
     """Return the leaders of a run: those that were confirmed, the recommended one first, and those that look faster."""
     try:
         records = list(read_trials(directory, []))
@@ -178,7 +178,7 @@ def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int, *, name: 
     confirmed = [record for record in records if record.looks and record.looks[-1].standing is Standing.CONFIRMED]
     confirmed.sort(key=lambda record: record.ended_at_seconds or 0.0, reverse=True)  # the last has beaten the others
 
-    leader = partial(_Leader, run=name, kinship=kinship)
+    leader = partial(_PastLeader, run=name, kinship=kinship)
     leaders = [
         leader(changes=_changes(by_number.get(record.looks[-1].candidate, record), baseline)) for record in confirmed
     ]
@@ -211,7 +211,7 @@ def _objective_of(run: RunRecord) -> object:
 
 
 def _kinship(measured: Machine, here: Machine, *, same_device: bool) -> int:
-    """Return how near a machine is to this one; see `_Leader`."""
+    """Return how near a machine is to this one; see `_PastLeader`."""
     return 0 if not measured.differences(here) else 1 if same_device else 2
 
 
@@ -228,7 +228,7 @@ def why_unused(recipes: Sequence[Recipe], run: RunRecord) -> str:
     return ""
 
 
-def _leaders_in(recipes: Sequence[Recipe], run: RunRecord) -> list[_Leader]:
+def _leaders_in(recipes: Sequence[Recipe], run: RunRecord) -> list[_PastLeader]:
     """Return the confirmed configurations of recipes, the nearest kind of machine first."""
     assert run.workload is not None
     found = []
@@ -241,7 +241,7 @@ def _leaders_in(recipes: Sequence[Recipe], run: RunRecord) -> list[_Leader]:
         for knobs in (recipe.configuration, *(answer.configuration for answer in answers if answer.confirmed)):
             changes = Configuration(knobs).differences(Configuration(recipe.baseline))
             name = f"{_OF_RECIPE}{kind_of(recipe.machine)}"
-            found.append(_Leader(run=name, kinship=kinship, changes=changes, of_recipe=True))
+            found.append(_PastLeader(run=name, kinship=kinship, changes=changes, of_recipe=True))
     return found
 
 
@@ -272,7 +272,7 @@ class Earlier:
         """Return the finished trials, as the search knows them; the baseline first."""
         objective: Objective = "energy" if self.run.arguments.get("objective") == "energy" else "time_to_loss"
         records = [record for _, record in sorted(self.records.items())]
-        trials = {record.trial: Trial.of_record(record, objective) for record in records}
+        trials = {record.trial: Trial.from_record(record, objective) for record in records}
         for record in records:
             trials[record.trial].reference = trials[reference_of(record, records).trial]
         return list(trials.values())

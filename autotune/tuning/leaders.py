@@ -12,7 +12,7 @@ from autotune.data.record import InterimAnalysis, Outcome, Phase, Standing
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.stats.deciding import is_faster
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, Finalist, FreshPairs, SlicePlan
+from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.events import Began, Notice, PairMeasured
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.policy import FEWEST_PROCESSES, MOST_PROCESSES
@@ -84,7 +84,7 @@ class Leaders:
             leader = self._standings.leader(number)
             for trial in (leader.reference, leader.best_leader):  # a stopped run continues from there
                 if trial is not None and (trial.slices or trial.pairs):
-                    run.keep(trial.record(Outcome.OK), announce=False)
+                    run.save_record(trial.record(Outcome.OK), announce=False)
             self._write(leader, announce=False)
             standing = self._judge(leader)
             if standing is not Standing.OPEN or leader.looks.standing is Standing.CONFIRMED:
@@ -108,17 +108,19 @@ class Leaders:
         self._conclude(leader, standing)
 
     def note_parity(self, candidate: Trial, check: Check) -> None:
-        """Keep what comparing losses has shown; where they part, all of that class of numerics are unstable."""
+        """Record the parity check. If the losses diverge, mark all trials of that numerics class unstable."""
         run, numerics_class = self._run, numerics_of(candidate.configuration)
         candidate.checks = (check,)
-        run.keep(run.records[candidate.number].model_copy(update={"checks": candidate.checks}), announce=False)
+        run.save_record(run.records[candidate.number].model_copy(update={"checks": candidate.checks}), announce=False)
         if check.passed:
             return
         for trial in self._standings.ended():
             record = run.records[trial.number]
             if numerics_of(trial.configuration) == numerics_class and record.outcome.measured:
                 refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
-                run.keep(record.model_copy(update=refused), announce=trial.configuration == candidate.configuration)
+                run.save_record(
+                    record.model_copy(update=refused), announce=trial.configuration == candidate.configuration
+                )
         for leader in self._standings.leaders():
             is_same_class = numerics_of(leader.trial.configuration) == numerics_class
             if is_same_class and leader.looks.standing is Standing.CONFIRMED:
@@ -127,7 +129,7 @@ class Leaders:
 
     # ------------------------------------------------------------------------------------------- judging
 
-    def _judge(self, leader: Finalist) -> Standing:
+    def _judge(self, leader: LeaderTrials) -> Standing:
         """Return where a leader stands now."""
         if leader.failure is not None:
             return Standing.UNSTABLE
@@ -152,7 +154,7 @@ class Leaders:
         is_hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
         return Standing.NOT_SHOWN if is_hopeless or is_spent else Standing.OPEN
 
-    def _beats(self, leader: Finalist, best_leader: Finalist | None) -> bool:
+    def _beats(self, leader: LeaderTrials, best_leader: LeaderTrials | None) -> bool:
         """Return whether it is surely faster than the leader confirmed before, in rounds that both were in.
 
         Known numerics come before speed: one that could not be compared with float32 is the best leader if no other is.
@@ -167,7 +169,7 @@ class Leaders:
         over = self._standings.over_best_leader(leader, best_leader)
         return over is not None and over.low > 0
 
-    def _rules(self, leader: Finalist) -> tuple[Check, ...]:
+    def _rules(self, leader: LeaderTrials) -> tuple[Check, ...]:
         """Return the stability checks, including the comparison of losses."""
         records = self._run.records.values()
         record, baseline = leader.trial.record(Outcome.OK), leader.reference.record(Outcome.OK)
@@ -177,7 +179,7 @@ class Leaders:
 
     # ------------------------------------------------------------------------------------------- keeping
 
-    def _note_other_side(self, leader: Finalist, failure: TrialFailed) -> None:
+    def _note_other_side(self, leader: LeaderTrials, failure: TrialFailed) -> None:
         """Report a failure that is not the leader's. A confirmed one that fails twice in a row is not stable."""
         self._failures += 1
         why = first_line(failure.reason) or failure.outcome
@@ -193,7 +195,7 @@ class Leaders:
             text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
         self._run.observe(Notice(text=text))
 
-    def _alternate_with(self, best_leader: Finalist, trial: Trial) -> None:
+    def _alternate_with(self, best_leader: LeaderTrials, trial: Trial) -> None:
         """Measure the best leader beside a leader from now on, in processes of its own."""
         added = self._run.new_trial(Phase.CONFIRM, best_leader.trial.configuration)
         self._update_looks(trial, champion=added.number)
@@ -201,13 +203,13 @@ class Leaders:
     def _update_looks(self, trial: Trial, **update: Any) -> None:
         trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
 
-    def _write(self, leader: Finalist, *, announce: bool = True, **refused: Any) -> None:
+    def _write(self, leader: LeaderTrials, *, announce: bool = True, **refused: Any) -> None:
         """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
         claim = self._standings.claim(leader)
         update = {"speedup": claim and claim.ratio, **refused}
-        self._run.keep(leader.record().model_copy(update=update), announce=announce)
+        self._run.save_record(leader.record().model_copy(update=update), announce=announce)
 
-    def _conclude(self, leader: Finalist, standing: Standing) -> None:
+    def _conclude(self, leader: LeaderTrials, standing: Standing) -> None:
         """Keep what a look has shown."""
         trial = leader.trial
         self._update_looks(trial, standing=standing)

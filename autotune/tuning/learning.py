@@ -127,7 +127,7 @@ class Trainings:
         if self._count == 1:
             self.run.observe(Began(text=self._heading))
         log = self.run.directory.log_directory / f"losses-{self._count}.log"
-        with reclassify_busy_gpu(), self.run.turn.released():
+        with reclassify_busy_gpu(), self.run.driver_lock.released():
             try:
                 live = self.run.executor.launch(
                     configuration, seat=self._seat, log=str(log.resolve()), data=self.run.data, losses=losses

@@ -32,8 +32,8 @@ from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
-from autotune.tuning.candidates import WAITS, Proposals, describe_context, find_useful, neighbours
-from autotune.tuning.confirmation import Finalist, FreshPairs, leave_out
+from autotune.tuning.candidates import INPUT_BOUND_SHARE, Proposals, describe_context, find_useful, neighbours
+from autotune.tuning.confirmation import FreshPairs, LeaderTrials, leave_out
 from autotune.tuning.events import Notice
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import (
@@ -46,9 +46,9 @@ from autotune.tuning.learning import (
     plain_numerics,
 )
 from autotune.tuning.policy import (
+    CONFIRM_TIME_FACTOR,
     ENOUGH_CANDIDATES,
     LEARNING_AGAIN_SHARE,
-    SAFELY_LONGER,
     Action,
     CompareLearning,
     CompareLosses,
@@ -68,7 +68,14 @@ from autotune.tuning.rules import changing_work, expected_in_force, known_to_fai
 from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
-from autotune.tuning.seats import MOST_LOSSES, Changes, ExclusiveResources, NoSeatLeft, Seats, find_failing_changes
+from autotune.tuning.seats import (
+    MOST_LOSSES,
+    ExclusiveResources,
+    FailingChanges,
+    NoSeatLeft,
+    Seats,
+    find_failing_changes,
+)
 from autotune.tuning.standings import LearningResult, Standings, parity_checks
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
@@ -87,7 +94,7 @@ class SearchResult:
 
     state: State
     ended_by: EndedBy
-    confirmations: Mapping[int, Finalist]  # of all leaders, by the numbers of their trials
+    confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
     learning: Mapping[int, LearningResult | str | None]  # see `Standings.learning_result`
     untried: tuple[str, ...] = ()  # knobs that could act, and that no time was left for
@@ -112,7 +119,7 @@ class Loop:
         self._run, self._sampler, self._options = run, sampler, options
         self._proposals = Proposals(space, sampler, first=list(first))
         self._seats = Seats(seat)
-        self._failing: set[Changes] = set()  # that were said to be left out
+        self._failing: set[FailingChanges] = set()  # that were said to be left out
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
@@ -123,7 +130,8 @@ class Loop:
         self._leaders = Leaders(run, standings, FreshPairs(run, timeout=timeout))
         self._check_seconds = CHECK_SHARE * options.budget
         self._compared: int | None = None  # whose losses, or learning, are being compared
-        needs = SAFELY_LONGER * standings.forget_unmeasured_learning()  # an earlier invocation lacked time, or a device
+        # An earlier invocation may have lacked time, or a device.
+        needs = CONFIRM_TIME_FACTOR * standings.forget_unmeasured_learning()
         share = max(LEARNING_SHARE * options.budget, min(needs, LEARNING_AGAIN_SHARE * options.budget))
         self._learning_seconds = share
         self._durations: list[float] = []
@@ -155,7 +163,7 @@ class Loop:
                     number = getattr(action, "candidate", None) or getattr(action, "leader", None)
                     if isinstance(action, (CompareLosses, CompareLearning)):
                         self._compared = number
-                    self._seats.do(partial(self._do, action), number, alone=alone)
+                    self._seats.run_action(partial(self._do, action), number, alone=alone)
 
     def _alone(self, action: Action) -> bool:
         """Return whether no other seat may work meanwhile: seats of a host share the cores that make the input."""
@@ -166,7 +174,7 @@ class Loop:
         leader = self._standings.leader(action.leader)
         changed = leader.trial.configuration.differences(self._run.baseline)
         of_input = any(KNOBS[name].stage in (Stage.PIPELINE, Stage.OPTIONS) for name in changed if name != "batch_size")
-        return of_input or (leader.in_search.input_wait_fraction or 0.0) > WAITS
+        return of_input or (leader.search_record.input_wait_fraction or 0.0) > INPUT_BOUND_SHARE
 
     def _without_seats(self) -> SearchResult:
         """End the run with what it has."""
@@ -180,8 +188,8 @@ class Loop:
         return self._ended(self.state(), EndedBy.FAILED)
 
     def _ended(self, state: State, by: EndedBy) -> SearchResult:
-        if by in (EndedBy.BUDGET, EndedBy.FAILED) and state.opened:
-            for leader in state.opened:
+        if by in (EndedBy.BUDGET, EndedBy.FAILED) and state.open_leaders:
+            for leader in state.open_leaders:
                 self._leaders.last_look(leader.number)
             state = self.state()
         leaders = {leader.trial.number: leader for leader in self._standings.leaders()}
@@ -209,7 +217,7 @@ class Loop:
                     self._try_another(seat)
                 case LookAgain(candidate=number):
                     self._run.announce(self._run.trials[number])
-                    self._measure(self._run.trials[number], seat, again=True)
+                    self._measure(self._run.trials[number], seat, remeasure=True)
                 case CompareLosses(candidate=number):
                     self._compare_losses(self._run.trials[number], seat)
                 case CompareLearning(leader=number):
@@ -241,7 +249,7 @@ class Loop:
             self._time_is_up = True
         except NoStableConfigurationError as error:
             stands = isinstance(error, MeasuringStoppedError) or bool(self._standings.best_leaders())
-            if self._seats.others or not stands:
+            if self._seats.has_other_seats or not stands:
                 raise
             self._stop_measuring(error.message)
         finally:
@@ -296,7 +304,7 @@ class Loop:
         run, standings = self._run, self._standings
         if self._lost:
             configuration = self._lost.pop()
-            asked = self._sampler.ask_for(configuration)
+            optuna_trial = self._sampler.ask_for(configuration)
         else:
             proposed = self._propose(seat)
             if proposed is None:
@@ -304,7 +312,7 @@ class Loop:
             if self._problem:
                 self._stop_measuring(self._problem)
                 return
-            asked, configuration = proposed
+            optuna_trial, configuration = proposed
         trial = run.new_trial(Phase.SEARCH, configuration)
         try:
             out_of_memory = [  # alone
@@ -314,7 +322,7 @@ class Loop:
             ]
             if known_to_fail(configuration, out_of_memory):
                 reason = "not run: a trial that needs no more memory ran out of memory"
-                run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
+                run.save_record(trial.record(Outcome.INFERRED_OOM, reason=reason))
             else:
                 self._measure(trial, seat)
                 again, self._problem = self._exclusive.judge(run.records[trial.number], seat)
@@ -326,13 +334,13 @@ class Loop:
         except SameInForce as same:
             number = standings.tried()[same.configuration].number
             other = f"trial {number}" if number else "the baseline"
-            run.observe(Notice(text=f"{run.changes(trial.asked)} trains as {other} does: skipped"))
+            run.observe(Notice(text=f"{run.changes(trial.requested)} is equivalent to {other}: skipped"))
         finally:
             ended = run.records.get(trial.number)
             if ended is None:
                 del run.trials[trial.number]  # it does not run any more, and nothing is known of it
             else:
-                self._sampler.tell(asked, ended)
+                self._sampler.tell(optuna_trial, ended)
 
     def _note_failing_change(self, record: TrialRecord) -> None:
         """Say once that a change is left out of the search because it fails."""
@@ -346,9 +354,9 @@ class Loop:
     def _propose(self, seat: Seat) -> tuple[OptunaTrial, Configuration] | None:
         """Return the next configuration: the same training and any batch size in turn, the least useful last."""
         standings, space = self._standings, self._proposals.space
-        ratios = [standings.batch_ratio(trial.asked) for trial in standings.searched()]
+        ratios = [standings.batch_ratio(trial.requested) for trial in standings.searched()]
         same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)
-        (is_ruled_out, passes_over), tried = self._passes_over(seat), standings.tried()
+        (is_ruled_out, is_skipped), tried = self._skip_rules(seat), standings.tried()
         changes = neighbours(space.baseline, space, self._context(standings.best()))
         before, self._all_tried = self._all_tried, all(known in tried or is_ruled_out(known) for known in changes)
         if self._all_tried and not before:
@@ -364,10 +372,10 @@ class Loop:
             best = standings.best(of_same_training=of_same_training)
             proposed = self._proposals.next(
                 tried,
-                best.asked,
+                best.requested,
                 context=self._context(best),
-                evidence=standings.evidence(),
-                passes_over=passes_over,
+                observations=standings.observations(),
+                is_skipped=is_skipped,
                 batch_size=space.baseline.batch_size if of_same_training else None,
                 last=last,
             )
@@ -394,18 +402,18 @@ class Loop:
             record
             for record in self._run.records.values()
             if record.outcome is Outcome.INTERRUPTED
-            and Configuration(record.asked or record.configuration) == trial.asked
+            and Configuration(record.asked or record.configuration) == trial.requested
         ]
         if len(losses) < MOST_LOSSES:
-            self._lost.append(trial.asked)
+            self._lost.append(trial.requested)
             return
         reason = f"{len(losses)} seats were lost while it ran: {lost.reason}"
-        self._run.keep(trial.record(Outcome.CRASHED, reason=reason, log_tail=lost.log_tail))
+        self._run.save_record(trial.record(Outcome.CRASHED, reason=reason, log_tail=lost.log_tail))
 
-    def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:
+    def _measure(self, trial: Trial, seat: Seat, *, remeasure: bool = False) -> None:
         began, standings = self._run.clock(), self._standings
         try:
-            leader = None if again else standings.best_interval(trial.configuration)
+            leader = None if remeasure else standings.best_interval(trial.configuration)
             seat.measure(trial, self._trial_limits, leader=leader, pooled_spread=standings.spread())
         finally:
             self._durations.append(self._run.clock() - began)
@@ -419,7 +427,7 @@ class Loop:
             return []
         return [known for known in late if not any(needs_as_long(other, known) for other in in_time)]
 
-    def _passes_over(self, seat: Seat) -> tuple[Callable[[Configuration], bool], Callable[[Configuration], bool]]:
+    def _skip_rules(self, seat: Seat) -> tuple[Callable[[Configuration], bool], Callable[[Configuration], bool]]:
         """Return two predicates: is a configuration ruled out, and is it that or too long for the time left?"""
         # Ruled out: knobs that exclude one another, that do nothing, or with which it fails or does not learn.
         state, baseline = self.state(), self._run.records[0]
@@ -445,12 +453,12 @@ class Loop:
             check = parity.get(numerics_of(configuration))
             return bool(find_conflict(configuration)) or (check is not None and not check.passed)
 
-        def passes_over(configuration: Configuration) -> bool:
+        def is_skipped(configuration: Configuration) -> bool:
             if is_ruled_out(configuration) or costs.least_trial_seconds(baseline, configuration, gain) > most:
                 return True
             return seat.imports_first(configuration) and state.left < importing
 
-        return is_ruled_out, passes_over
+        return is_ruled_out, is_skipped
 
     def _compare_learning(self, number: int, seat: Seat) -> None:
         """Compare how a confirmed leader learns with how the baseline does, from the same state."""
@@ -473,7 +481,7 @@ class Loop:
             self._compared = None
             self._learning_seconds = max(0.0, self._learning_seconds - spent)
         self._standings.keep_branch(trial, found.model_copy(update={"seconds": taken + spent}))
-        run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
+        run.save_record(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         run.observe(Notice(text=self._learning_in_words(number)))
 
     def _learning_in_words(self, number: int) -> str:

@@ -174,9 +174,9 @@ def budget_note(budget: float, baseline: TrialRecord, *, spent: float, min_gain:
     claim = spent + trial + FEWEST_PROCESSES * pair
     named = [*NAMED_MINUTES, 60 * math.ceil(claim / 3600)]
     if budget < spent + trial:
-        problem = f"timing the baseline takes {time_in_words(spent)} of it, and a trial {time_in_words(trial)}"
+        problem = f"the baseline takes {time_in_words(spent)} and one trial {time_in_words(trial)}"
         hint = f"Give --budget {next(minutes for minutes in named if 60 * minutes >= claim)}m or more."
-        raise BudgetError(f"the budget of {time_in_words(budget)} holds no trial: {problem}", hint=hint)
+        raise BudgetError(f"a budget of {time_in_words(budget)} is too short for one trial: {problem}", hint=hint)
     logs = [math.sqrt(2) * math.log(timed.examples / timed.seconds) for timed in baseline.slices]  # as of pairs
     is_busy = any(other_load(baseline.slices))
     known = [[[logs]], *([[]] if is_busy else [])]

@@ -56,7 +56,7 @@ STEADY_NOT_CHECKED = {
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_BUDGET_SECONDS = 60.0
 MOST_BUDGETS = 10  # of the run, in the budget that is named to go on with; a longer one could show only a gain near 1
-SLOW = 0.05  # as a logarithm, below the baseline: such a candidate says nothing of each of its changes
+SLOW_CANDIDATE_LOG = 0.05  # as a logarithm, below the baseline: such a candidate says nothing of each of its changes
 FEWEST_VERIFYING = 4  # processes a side, with which `verify` can judge a claim
 
 
@@ -208,7 +208,7 @@ def _excluded_by_knob(state: State, verdict: Verdict, run: Run) -> tuple[str, ..
     most = dict[str, float]()
     for candidate in state.stable if verdict is Verdict.NO_SIGNIFICANT_GAIN else ():
         for name in candidate.configuration.differences(run.baseline):
-            most[name] = max(most.get(name, 0.0), state.most(candidate))
+            most[name] = max(most.get(name, 0.0), state.equal_loss_upper_bound(candidate))
     known = [(gain, name) for name, gain in most.items() if gain < math.log1p(LARGEST_BOUND)]
     gains = ", ".join(f"{name} {math.ceil(100 * math.expm1(gain))}%" for gain, name in sorted(known, reverse=True))
     return (f"Most that a knob can still gain: {gains}.",) if gains else ()
@@ -241,7 +241,7 @@ def _rounded_budget(seconds: float) -> float:
 def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
     """Return the best candidate that is not recommended, and why it is not."""
     state = found.state
-    leader = state.recommended or next((known for known in state.opened if known.is_same_training), None)
+    leader = state.recommended or next((known for known in state.open_leaders if known.is_same_training), None)
     tried = [candidate for candidate in state.candidates if candidate.measured and candidate.is_same_training]
     likely_leaders = [candidate for candidate in state.likely_leaders if candidate.is_same_training]
     tried = [candidate for candidate in stable_candidates(state) if candidate.is_same_training] or tried
@@ -249,7 +249,7 @@ def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_ga
         best = state.candidate(leader.candidate)
     elif likely_leaders or tried:
         best = likely_leaders[0] if likely_leaders else max(tried, key=lambda known: known.ratio)
-        leader = state.standing.get(best.number)
+        leader = state.leaders_by_candidate.get(best.number)
     else:
         return None
     speedup = measured_speedup(best, state)
@@ -274,7 +274,7 @@ def _why_not(
         return f"{FAILED_A_CHECK}: {first_line(run.records[leader.number].reason)}"
     if best.unstable:
         return f"{FAILED_A_CHECK}: {first_line(run.records[best.number].reason)}"
-    opened, waiting = state.opened, state.likely_leaders
+    opened, waiting = state.open_leaders, state.likely_leaders
     if any(known.is_same_training for known in opened) or any(known.is_same_training for known in waiting):
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
@@ -302,7 +302,7 @@ def _list_masked(candidates: Sequence[Candidate], baseline: Configuration, verdi
     tried: dict[str, bool] = {}
     for candidate in candidates if verdict is Verdict.NO_SIGNIFICANT_GAIN else ():
         changed = candidate.configuration.differences(baseline) if candidate.measured else {}
-        is_clear = len(changed) == 1 or candidate.ratio > -SLOW
+        is_clear = len(changed) == 1 or candidate.ratio > -SLOW_CANDIDATE_LOG
         tried.update((knob, tried.get(knob, False) or is_clear) for knob in changed)
     return [f"{knob} by itself: it was tried only together with slower changes" for knob in tried if not tried[knob]]
 
@@ -420,10 +420,10 @@ def likely_larger_batch(found: SearchResult, run: Run) -> BestConfiguration | No
     """Return the candidate with another batch size that should reach the same loss soonest, as far as is known."""
     state = found.state
     able = [known for known in stable_candidates(state) if not known.is_same_training and known.ratio > 0]
-    best = max(able, key=state.promise, default=None)
+    best = max(able, key=state.min_equal_loss_gain, default=None)
     if best is None:
         return None
-    leader, speedup = state.standing.get(best.number), measured_speedup(best, state)
+    leader, speedup = state.leaders_by_candidate.get(best.number), measured_speedup(best, state)
     is_fresh = leader is not None and speedup.low < speedup.high
     throughput = run.records[leader.number if leader is not None and is_fresh else best.number].throughput
     if throughput is None:
@@ -440,7 +440,7 @@ def likely_larger_batch(found: SearchResult, run: Run) -> BestConfiguration | No
 
 def measured_speedup(candidate: Candidate, state: State) -> Interval:
     """Return a measured candidate's speed-up: by fresh processes where there are two, else the search's alone."""
-    leader, ratio = state.standing.get(candidate.number), math.exp(candidate.ratio)
+    leader, ratio = state.leaders_by_candidate.get(candidate.number), math.exp(candidate.ratio)
     fresh = None if leader is None or leader.ratio is None else leader.ratio.ratio
     return fresh or Interval(value=ratio, low=ratio, high=ratio)
 

@@ -224,9 +224,9 @@ def expected_in_force(configuration: Configuration, baseline: TrialRecord) -> Co
     examples = baseline.examples_per_epoch
     if not examples or not configuration.get("persistent_iterator"):
         return configuration
-    asked, steps = int(configuration["steps_per_execution"]), examples / configuration.batch_size
+    requested, steps = int(configuration["steps_per_execution"]), examples / configuration.batch_size
     drops = examples % int(baseline.configuration["batch_size"]) == 0  # it may drop an incomplete last batch
-    whole = {largest_divisor(max(1, way(steps)), asked) for way in (math.ceil, *([math.floor] if drops else []))}
+    whole = {largest_divisor(max(1, way(steps)), requested) for way in (math.ceil, *([math.floor] if drops else []))}
     return configuration.replace(steps_per_execution=whole.pop()) if len(whole) == 1 else configuration
 
 

@@ -34,45 +34,45 @@ from autotune.tuning.trial import Trial
 
 CLOSING_SECONDS = 1.0  # for ending the processes and writing the recipe
 OVERRUN_SHARE = 0.03  # of the budget: how far waits may run beyond its end
-GENEROUS = 2.0
-"""A timeout after this multiple of the usual wait is the trial's failure, not the budget's."""
+TIMEOUT_FACTOR = 2.0
+"""A timeout after this multiple of the expected time is the trial's failure, not the budget's."""
 LEAST_CLOSING_SECONDS = 1.0  # what closing figures may take, however late it is
 
 
-class Turn:
-    """The right to change a run's state, which one thread has at a time. With a single seat nobody takes it."""
+class DriverLock:
+    """The right to change a run's state, which one thread holds at a time. With a single seat nobody acquires it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder: int | None = None
 
-    def take(self) -> None:
-        """Wait until no other thread has it, and take it."""
+    def acquire(self) -> None:
+        """Wait until no other thread holds it, and acquire it."""
         self._lock.acquire()
         self._holder = threading.get_ident()
 
-    def give_back(self) -> None:
-        """Let another thread have it."""
+    def release(self) -> None:
+        """Let another thread acquire it."""
         self._holder = None
         self._lock.release()
 
     def __enter__(self) -> None:
-        self.take()
+        self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self.give_back()
+        self.release()
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Let other threads have it for a while, if this thread does."""
+        """Release it for a while, if this thread holds it."""
         held = self._holder == threading.get_ident()
         if held:
-            self.give_back()
+            self.release()
         try:
             yield
         finally:
             if held:
-                self.take()
+                self.acquire()
 
 
 @dataclass(kw_only=True)
@@ -98,8 +98,8 @@ class Invocation:
 class Run(Invocation):
     """An invocation and its state."""
 
-    # Only the thread whose turn it is changes anything. Who waits for a trial releases its turn, so that seats work at
-    # once.
+    # Only the holder of `driver_lock` may change state. A thread releases it while it waits for a trial, so that
+    # seats run in parallel.
 
     interruptions: Callable[[], int]  # how often the user has asked to stop
     facts: WorkloadFacts
@@ -122,7 +122,7 @@ class Run(Invocation):
     model: WarmUp | None = None  # the baseline's first report, which tells its model; None until then
     other_models: list[str] = field(default_factory=list)  # what trained another one, in words
     model_error: WorkloadError | None = None  # the models differ by chance: the run ends
-    turn: Turn = field(default_factory=Turn)
+    driver_lock: DriverLock = field(default_factory=DriverLock)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.options.seed)  # draws the order of slices
@@ -195,7 +195,7 @@ class Run(Invocation):
         """Tell the observer of the estimate so far."""
         self.observe(TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios)))
 
-    def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
+    def save_record(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
         """Write a record, and tell the observer that the trial ended; returns it with the moment at which it did."""
         if record.ended_at_seconds is None:  # else it ended before, and is judged anew
             record = record.model_copy(update={"ended_at_seconds": self.now()})
@@ -258,20 +258,23 @@ class Deadline:
         """Return the seconds until then; 0 once it is over."""
         return max(0.0, self.at - self.clock())
 
-    def closing(self, at_most: float) -> float:
+    def closing(self, cap: float) -> float:
         """Return the seconds to wait for closing figures, which are not worth an overrun."""
-        return min(at_most, max(LEAST_CLOSING_SECONDS, self.left()))
+        return min(cap, max(LEAST_CLOSING_SECONDS, self.left()))
 
     @contextlib.contextmanager
-    def wait(self, usual: float, *, at_most: float, generous: float = GENEROUS, beyond: float = 0.0) -> Iterator[float]:
-        """Return the seconds to wait for a step that takes `usual` seconds, rarely `beyond` more. Raises TimeIsUp."""
-        # With less than `usual` left, nothing is begun. A wait in vain of `generous` times that is the trial's fault.
-        timeout = min(at_most + GENEROUS * beyond, self.left())
-        if timeout < min(usual, at_most):
+    def time_limit(
+        self, expected: float, *, cap: float, timeout_factor: float = TIMEOUT_FACTOR, extra_seconds: float = 0.0
+    ) -> Iterator[float]:
+        """Yield the time limit for a step expected to take so many seconds. Raises TimeIsUp if it does not fit."""
+        # If the budget cut the limit below `timeout_factor` times the expected time, a timeout is the budget's fault,
+        # not the trial's.
+        limit = min(cap + TIMEOUT_FACTOR * extra_seconds, self.left())
+        if limit < min(expected, cap):
             raise TimeIsUp
         try:
-            yield timeout
+            yield limit
         except TrialFailed as failure:
-            if failure.outcome is Outcome.TIMEOUT and timeout < min(at_most, generous * usual) + beyond:
+            if failure.outcome is Outcome.TIMEOUT and limit < min(cap, timeout_factor * expected) + extra_seconds:
                 raise TimeIsUp(begun=True) from failure
             raise

@@ -129,7 +129,7 @@ class Sampler:
         over_critical: float = 0.0,
     ) -> None:
         self._space = space
-        self._over_critical = over_critical  # see `Evidence`: with it, values are speed-ups to the same loss
+        self._over_critical = over_critical  # see `Observations`: with it, values are speed-ups to the same loss
         self._file = file
         self._distributions = distributions(space)
         self._name = name
@@ -228,7 +228,7 @@ class Sampler:
         self._study.enqueue_trial({name: configuration[name] for name in self._distributions})
         return self._study.ask(self._distributions)
 
-    def pass_over(self, trial: Trial) -> None:
+    def skip_sample(self, trial: Trial) -> None:
         """Leave a sample out: its configuration is known, or there is no time for it."""
         self._study.tell(trial, state=TrialState.PRUNED)
 

@@ -23,7 +23,7 @@ from autotune.tuning import costs
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, is_slow, slice_length, taken_seconds
 from autotune.tuning.events import Notice
-from autotune.tuning.run import GENEROUS, Interrupted, Run, TimeIsUp
+from autotune.tuning.run import TIMEOUT_FACTOR, Interrupted, Run, TimeIsUp
 from autotune.tuning.trial import Trial
 
 INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
@@ -159,7 +159,7 @@ class Seat:
         self._live, self._before, self.is_open = baseline, len(trial.slices), True
         if earlier is not None:
             run.announce(trial)
-        hurried, deaths = timeout < BASELINE_SECONDS, 0
+        budget_limited, deaths = timeout < BASELINE_SECONDS, 0
         while True:
             try:
                 baseline.start()
@@ -171,34 +171,36 @@ class Seat:
                     left = self.run.deadline.left()
                     if place and (run.interrupted() or left < taken_seconds(length, baseline.warm)):
                         break
-                    patience = PATIENCE_SECONDS + GENEROUS * baseline.warm.ready.uncounted_seconds
-                    hurried = left < 3 * length + patience
+                    patience = PATIENCE_SECONDS + TIMEOUT_FACTOR * baseline.warm.ready.uncounted_seconds
+                    budget_limited = left < 3 * length + patience
                     trial.add_slices([MeasuredProcess.slice(baseline, length)])
                 break
             except SeatLost as lost:
                 if earlier is None:  # else what it gave then stands
-                    run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
+                    run.save_record(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
                 raise
             except (TrialFailed, TimeIsUp) as error:
                 failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
                 baseline.kill()
                 deaths += 1
-                if baseline.starts_again(failure, deaths) or self._begins_afresh(failure, hurried=hurried):
+                if baseline.should_restart(failure, deaths) or self._retry_in_fresh_interpreter(
+                    failure, budget_limited=budget_limited
+                ):
                     continue
                 if earlier is None:  # else what it gave then stands
-                    run.keep(trial.record(Outcome.ERROR, failure=failure))
-                raise baseline_error(run, trial, failure, hurried=hurried) from error
+                    run.save_record(trial.record(Outcome.ERROR, failure=failure))
+                raise baseline_error(run, trial, failure, budget_limited=budget_limited) from error
         waiting = 0.0 if is_busy(trial.slices) else MUCH_WAITING
         self._usual_length = costs.length_in_turns(waiting, objective=run.options.objective)
         if earlier is None:
             self.keep_baseline()
         return baseline.warm
 
-    def _begins_afresh(self, failure: TrialFailed, *, hurried: bool) -> bool:
+    def _retry_in_fresh_interpreter(self, failure: TrialFailed, *, budget_limited: bool) -> bool:
         """Give a baseline that never trains in a fork a fresh interpreter, once; return whether it starts again."""
         run, trial = self.run, self.baseline.trial
         has_trained = bool(trial.slices or trial.processes)
-        has_time = self.run.deadline.left() > 0 and not (hurried and failure.outcome is Outcome.TIMEOUT)
+        has_time = self.run.deadline.left() > 0 and not (budget_limited and failure.outcome is Outcome.TIMEOUT)
         may_be_the_fork = failure.outcome in (Outcome.TIMEOUT, Outcome.CRASHED) and not has_trained and run.data is None
         if run.executor.isolation == "spawn" or not may_be_the_fork or not has_time:
             return False
@@ -214,7 +216,7 @@ class Seat:
         self._imported.add(_variables(trial.configuration))
         if run.data is not None:
             return  # another seat's process reported it
-        run.data, run.gpus = Data.found_by(started), started.gpus
+        run.data, run.gpus = Data.from_started(started), started.gpus
         run.boundary = warm.ready.boundary
         run.device_limit_bytes = started.device_limit_bytes
         run.baseline = move_to_device(run.baseline, Device.GPU if started.gpus else Device.CPU).replace(
@@ -222,11 +224,11 @@ class Seat:
         )
         if started.devices > 1 and not run.not_reached.keys() & {"strategy"} and "global_batch" not in run.baseline:
             run.baseline = add_strategy_knobs(run.baseline)
-        trial.configuration = trial.asked = run.baseline
+        trial.configuration = trial.requested = run.baseline
 
     def keep_baseline(self) -> None:
         """Write the baseline's record, and announce it."""
-        self.run.keep(self.baseline.trial.record(Outcome.OK))
+        self.run.save_record(self.baseline.trial.record(Outcome.OK))
 
     def abandon(self) -> None:
         """End its processes."""
@@ -262,7 +264,7 @@ class Seat:
         except TrialFailed as failure:
             raise baseline_error(self.run, trial, failure) from failure
         finally:
-            self.run.keep(trial.record(Outcome.OK), announce=False)
+            self.run.save_record(trial.record(Outcome.OK), announce=False)
 
     # ----------------------------------------------------------------------------------------- candidates
 
@@ -290,7 +292,7 @@ class Seat:
                 outcome, reason = Outcome.PRUNED, "its interval lies below the leader's"
         except SameInForce as same:
             ended, outcome = same, Outcome.PRUNED
-            reason = f"the same as a trial before: {run.changes(same.configuration)} is in force"
+            reason = f"equivalent to an earlier trial: {run.changes(same.configuration)} is in force"
         except SeatLost as lost:
             ended = lost
             if not known:  # else what an earlier process gave stands
@@ -300,7 +302,7 @@ class Seat:
             if not known:
                 outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
             ended = MeasuringStoppedError(
-                f"the device is not available any more: {failure.reason}",
+                f"the device is no longer available: {failure.reason}",
                 hint=f"{failure.hint} Then --resume {run.directory.path} continues the run.",
                 detail=failure.detail,
             )
@@ -317,7 +319,7 @@ class Seat:
         record = trial.record(outcome, reason=reason, log_tail=log_tail)
         if ended is not None and len(trial.pairs) == before:
             record = run.records.get(trial.number, record)
-        record = run.keep(record, announce=not isinstance(ended, SameInForce))
+        record = run.save_record(record, announce=not isinstance(ended, SameInForce))
         if ended is not None:
             raise ended
         self._report_contention(trial)
@@ -349,7 +351,7 @@ class Seat:
         if len(gains) == FRESH_PROCESSES and gains[0] * gains[1] > 0:
             trained = max(pair.baseline.trained_examples or 0 for pair in trial.pairs)
             own.checks = (check_steady_work(math.exp(-statistics.fmean(gains)), examples=trained),)
-            run.keep(own.record(Outcome.OK), announce=False)
+            run.save_record(own.record(Outcome.OK), announce=False)
 
     def _measure_fresh(self, limits: TrialLimits) -> float | None:
         """Return the log speed-up of a fresh baseline over the live one; None where they do not surely differ."""
@@ -429,9 +431,9 @@ class Seat:
             raise SameInForce(in_force)
 
 
-def find_in_force(asked: Configuration, started: Started, baseline: Configuration) -> Configuration:
+def find_in_force(requested: Configuration, started: Started, baseline: Configuration) -> Configuration:
     """Return the configuration that a process trains, by its first report."""
-    return reset_idle(asked.replace(**{"jit_compile": started.jit_compile, **started.in_force}), baseline)
+    return reset_idle(requested.replace(**{"jit_compile": started.jit_compile, **started.in_force}), baseline)
 
 
 def _differs(gain: LogInterval) -> bool:

@@ -22,7 +22,7 @@ from autotune.tuning.seat import BASELINE_SECONDS, Seat
 MOST_LOSSES = 2  # of a seat, until it is dropped
 FEWEST_OF_A_CHANGE = 2  # failures of one change, before it is left out
 FEWEST_FAILURES = 3  # failures for one reason, before it counts
-Changes = frozenset[tuple[str, KnobValue]]
+FailingChanges = frozenset[tuple[str, KnobValue]]
 _BUILDING = "while building"  # in a timeout's reason: the configuration has not acted on anything yet
 
 
@@ -37,8 +37,8 @@ class Unusable(Exception):
 class Seats:
     """Does actions on seats; a context manager that ends with no action running."""
 
-    # A single seat works in the caller's thread. Several have a thread each while they do something. All of
-    # them take turns in the driver, and release their turn while they wait for a trial.
+    # A single seat works in the caller's thread. Several have a thread each while they do something. A thread holds
+    # the driver lock, except while it waits for a trial.
 
     def __init__(self, first: Seat) -> None:
         self._run, self._first, self._bracketed = first.run, first, first.bracketed
@@ -52,18 +52,18 @@ class Seats:
         self._known = {first.name}
 
     def __enter__(self) -> Seats:
-        """Take the turn where there are several seats."""
+        """Acquire the driver lock if there are several seats."""
         if self._several:
-            self._run.turn.take()
+            self._run.driver_lock.acquire()
             try:
-                self._take_in()
+                self._add_new_seats()
             except BaseException:
-                self._run.turn.give_back()
+                self._run.driver_lock.release()
                 raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for all that runs, unless the user ends it; end the other seats' baselines; give the turn back."""
+        """Wait for all that runs, unless the user ends it; end the other seats' baselines; release the lock."""
         if not self._several:
             return
         try:
@@ -75,7 +75,7 @@ class Seats:
                     if seat is not self._first:
                         seat.end_baseline()
         finally:
-            self._run.turn.give_back()
+            self._run.driver_lock.release()
 
     @property
     def busy(self) -> frozenset[int]:
@@ -83,12 +83,12 @@ class Seats:
         return frozenset(self._running.values())
 
     @property
-    def others(self) -> bool:
-        """Return whether a seat works that is not the only one."""
+    def has_other_seats(self) -> bool:
+        """Return whether another seat is running."""
         return bool(self._running) and len(self._running) + len(self.free) > 1
 
-    def do(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:
-        """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
+    def run_action(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:
+        """Run an action on a free seat. A single seat blocks until it ends, several until it waits for a trial."""
         # `number` is the trial that it measures, busy from now on; None for one that has no number yet.
         # Work done `alone` has ended on return; the caller ensures that no other seat works.
         seat = self.free[0]
@@ -103,12 +103,12 @@ class Seats:
         self.free.remove(seat)
         self._running[seat] = -1 if number is None else number
         threading.Thread(target=self._work, args=(seat, action), daemon=True).start()
-        with self._run.turn.released():
+        with self._run.driver_lock.released():
             self._begun.get()
 
     def wait_for_free(self) -> None:
         """Wait until a seat is free. Raises what an action raised, and NoSeatLeft."""
-        self._take_in()
+        self._add_new_seats()
         while not self.free:
             if not self._running:
                 raise NoSeatLeft
@@ -116,7 +116,7 @@ class Seats:
 
     def _work(self, seat: Seat, action: Callable[[Seat], None]) -> None:
         error: BaseException | None = None
-        with self._run.turn:
+        with self._run.driver_lock:
             self._begun.put(None)
             try:
                 self._restart(seat)
@@ -124,20 +124,20 @@ class Seats:
                     seat.start_baseline(BASELINE_SECONDS)
                 action(seat)
             except (NoStableConfigurationError, BudgetError) as raised:
-                error = Unusable(raised.message) if self.others else raised
+                error = Unusable(raised.message) if self.has_other_seats else raised
             except BaseException as raised:  # handed to whoever waits
                 error = raised
         self._ended.put((seat, error))
 
     def _restart(self, seat: Seat) -> None:
         if seat in self._gone:
-            with self._run.turn.released():
+            with self._run.driver_lock.released():
                 self._run.executor.restart(seat.name)
             self._gone.discard(seat)
 
     def wait(self) -> None:
         """Wait until an action has ended. Raises what it raised."""
-        with self._run.turn.released():
+        with self._run.driver_lock.released():
             seat, error = self._ended.get()
         del self._running[seat]
         if isinstance(error, SeatLost):
@@ -151,8 +151,8 @@ class Seats:
 
     # ------------------------------------------------------------------------------------- coming and going
 
-    def _take_in(self) -> None:
-        """Use seats that have come."""
+    def _add_new_seats(self) -> None:
+        """Use seats that have been added."""
         if not self._several:
             return
         run = self._run
@@ -192,13 +192,13 @@ class ExclusiveResources:
     def judge(self, record: TrialRecord, seat: Seat) -> tuple[list[Configuration], str]:
         """Return the configurations to run again, and why the search cannot continue; empty if it can."""
         run = self._run
-        asked = _requested(record)
-        if (tested := asked == self._alone) and record.outcome.measured:
+        requested = _requested(record)
+        if (tested := requested == self._alone) and record.outcome.measured:
             self._alone = None
             run.observe(
                 Notice(text="the trial succeeds without the baseline: from now on only one process runs at a time")
             )
-            return [_requested(failed) for failed in self._beside if _requested(failed) != asked], ""
+            return [_requested(failed) for failed in self._beside if _requested(failed) != requested], ""
         key = failure_key(record)
         searched = [known for known in run.records.values() if known.phase is Phase.SEARCH]
         beside = any(known.outcome.measured and known.pairing is Pairing.ALTERNATING for known in searched)
@@ -208,11 +208,11 @@ class ExclusiveResources:
         reason = first_line(record.reason)
         if not seat.bracketed and key not in self._tested:
             self._tested.add(key)
-            self._beside, self._alone, seat.bracketed = same, asked, True
+            self._beside, self._alone, seat.bracketed = same, requested, True
             text = f"{len(same)} trials failed with the same error while the baseline was running: {reason}"
             held = "The baseline may hold a port, a lock file or a device; repeating the last trial without it"
             run.observe(Notice(text=f"{text}. {held}"))
-            return [asked], ""
+            return [requested], ""
         if tested:
             self._alone, seat.bracketed = None, False
         if any(known.outcome.measured for known in searched):
@@ -232,7 +232,7 @@ def failure_key(record: TrialRecord) -> str:
     return reason if record.outcome in (Outcome.ERROR, Outcome.CRASHED) else ""
 
 
-def find_failing_changes(records: Iterable[TrialRecord], baseline: Configuration) -> dict[Changes, TrialRecord]:
+def find_failing_changes(records: Iterable[TrialRecord], baseline: Configuration) -> dict[FailingChanges, TrialRecord]:
     """Return the changes that failed twice with the same error and were never measured, each with its last failure."""
     searched = [record for record in records if record.phase is Phase.SEARCH]
     acting = {item for record in searched if record.outcome.measured for item in record.configuration.items()}

@@ -16,18 +16,20 @@ from autotune.data.record import Pair, Phase
 from autotune.script import self_test_workload
 from autotune.stats.disturbance import load_of
 from autotune.stats.intervals import process_prior
-from autotune.tuning.confirmation import Finalist
+from autotune.tuning.confirmation import LeaderTrials
 from autotune.tuning.events import Event, Observer, TrialBegan, TrialEnded, count_interruptions, silent
 from autotune.tuning.policy import gain_shown_in
 from autotune.tuning.run import CLOSING_SECONDS, Invocation, Run
 from autotune.tuning.run_setup import open_run, reference_to
-from autotune.tuning.verify import measure_in_passing, measure_pairs, measured_claim
+from autotune.tuning.verify import measure_pairs, measured_claim, run_in_temporary_directory
 
 PLANTED_SHARE = 0.2  # of a step
 MINUTES = (2, 5, 10)
 SHOWN = {"deterministic": "the same training", "num_parallel_calls": "a planted delay"}
 """Names of the trials in lines of progress, by the knob in which they differ."""
-SURE = 0.999  # confidence of the interval that must contradict the known difference before autotune is said to be wrong
+SELF_TEST_CONFIDENCE = (
+    0.999  # confidence of the interval that must contradict the known difference before autotune is said to be wrong
+)
 QUIET = 0.1  # largest share of the processors that others may take while it is said to be wrong
 
 
@@ -40,7 +42,7 @@ class Judgement(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class KnownDifference:
     """A measured ratio of speeds beside the true one."""
 
     true: float
@@ -53,8 +55,8 @@ class Measured:
 class SelfTest:
     """The findings of a self-test."""
 
-    same: Measured  # a configuration that trains as the baseline does
-    delayed: Measured  # the one with the delay
+    same: KnownDifference  # a configuration that trains as the baseline does
+    delayed: KnownDifference  # the one with the delay
     others_share: float | None  # of the processors, that other programs took meanwhile; None if unknown
     gains: dict[int, float]  # by minutes: the smallest gain, as a share, that a run of such a training can show
     advice: str  # next step where one of them cannot be measured; else empty
@@ -75,7 +77,7 @@ def run_self_test(budget: float, *, observe: Observer = silent) -> SelfTest:
     options = Options(budget=budget, fixed_batch=True)
     reference = reference_to(f"{self_test_workload.__name__}:workload")
     try:
-        return measure_in_passing(reference, options, observe, self_test_with, reason_of=lambda _: "")
+        return run_in_temporary_directory(reference, options, observe, self_test_with, reason_of=lambda _: "")
     except BudgetError as error:
         raise BudgetError(error.message, hint=f"Give {_longer(budget)}.", detail=error.detail) from error
 
@@ -105,7 +107,7 @@ def self_test_with(invocation: Invocation) -> SelfTest:
     return _judge_trials(trials, run, delay=ticks * tick, step=step, budget=budget)
 
 
-def _judge_trials(trials: Sequence[Finalist], run: Run, *, delay: float, step: float, budget: float) -> SelfTest:
+def _judge_trials(trials: Sequence[LeaderTrials], run: Run, *, delay: float, step: float, budget: float) -> SelfTest:
     """Return the findings of A against A, and of what waits for `delay` seconds in each step."""
     same, delayed = trials
     planted = planted_ratio(delayed.trial.pairs, delay) or math.log(step / (step + delay))
@@ -116,10 +118,12 @@ def _judge_trials(trials: Sequence[Finalist], run: Run, *, delay: float, step: f
     found = []
     for side, true, other in ((same, 0.0, planted), (delayed, planted, 0.0)):
         interval = measured_claim(side, run)
-        sure = measured_claim(side, run, confidence=SURE)
+        sure = measured_claim(side, run, confidence=SELF_TEST_CONFIDENCE)
         judgement = judge_interval(interval, sure, true=true, other=other, quiet=quiet)
         ratio = None if interval is None else interval.ratio
-        found.append(Measured(true=math.exp(true), measured=ratio, processes=len(side.measured), judgement=judgement))
+        found.append(
+            KnownDifference(true=math.exp(true), measured=ratio, processes=len(side.measured), judgement=judgement)
+        )
     failure = next((side.failure for side in trials if side.failure is not None), None)
     advice = ""
     if Judgement.CANNOT_TELL in (side.judgement for side in found):
@@ -153,7 +157,7 @@ def planted_ratio(pairs: Sequence[Pair], delay: float) -> float | None:
 def judge_interval(
     interval: LogInterval | None, sure: LogInterval | None, *, true: float, other: float, quiet: bool
 ) -> Judgement:
-    """Judge a measurement by the true value; `sure` is its interval with a confidence of `SURE`.
+    """Judge a measurement by the true value; `sure` is its interval with a confidence of `SELF_TEST_CONFIDENCE`.
 
     An interval that also holds the `other` value is too wide to tell. Only a contradiction while it was `quiet` is
     autotune's own.
@@ -166,7 +170,7 @@ def judge_interval(
     return Judgement.WRONG if quiet and is_excluded else Judgement.CANNOT_TELL
 
 
-def _smallest_gains(measured: Sequence[Finalist]) -> dict[int, float]:
+def _smallest_gains(measured: Sequence[LeaderTrials]) -> dict[int, float]:
     """Return the smallest gain that runs of some minutes can show, by how long pairs of processes took and varied."""
     known = [trials for trials in measured if trials.instances]
     if not known:

@@ -26,8 +26,8 @@ from autotune.stats.same_loss import (
 )
 from autotune.stats.stability import PARITY
 from autotune.tuning import costs
-from autotune.tuning.beliefs import Evidence
-from autotune.tuning.confirmation import Finalist, unmeasured_changes
+from autotune.tuning.beliefs import Observations
+from autotune.tuning.confirmation import LeaderTrials, unmeasured_changes
 from autotune.tuning.learning import branch_seconds, least_branch_seconds, numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
@@ -75,15 +75,19 @@ class Standings:
     def searched(self) -> list[Trial]:
         """Return the search's trials that are no repeats, in order, those that run now included."""
         records = self._run.records
-        return [known for known in self._asked() if known.number not in records or not records[known.number].is_repeat]
+        return [
+            known
+            for known in self._requested_trials()
+            if known.number not in records or not records[known.number].is_repeat
+        ]
 
-    def _asked(self) -> list[Trial]:
-        """Return the trials that were asked for, repeats included; the last one of each configuration."""
+    def _requested_trials(self) -> list[Trial]:
+        """Return the trials that were requested, repeats included; the last one of each configuration."""
         records, latest = self._run.records, dict[Configuration, Trial]()
         for number, trial in sorted(self._run.trials.items()):
             interrupted = number in records and records[number].outcome is Outcome.INTERRUPTED  # it was not tried
             if trial.phase is Phase.SEARCH and not interrupted:
-                latest[trial.asked] = trial
+                latest[trial.requested] = trial
         return list(latest.values())
 
     def ended(self) -> list[Trial]:
@@ -92,8 +96,8 @@ class Standings:
 
     def tried(self) -> dict[Configuration, Trial]:
         """Return the trials by configuration, as asked for and as in force; the baseline first."""
-        searched = self._asked()
-        tried = {self._baseline.configuration: self._baseline} | {trial.asked: trial for trial in searched}
+        searched = self._requested_trials()
+        tried = {self._baseline.configuration: self._baseline} | {trial.requested: trial for trial in searched}
         for trial in searched:
             tried.setdefault(trial.configuration, trial)
         return tried
@@ -101,10 +105,13 @@ class Standings:
     def idle_values(self) -> set[tuple[str, KnobValue]]:
         """Return the values of knobs that were asked for, and did nothing: the baseline's were in force."""
         usual, idle, acting = self._baseline.configuration, set[tuple[str, KnobValue]](), set[tuple[str, KnobValue]]()
-        for trial in [known for known in self._asked() if known.number in self._run.records]:
+        for trial in [known for known in self._requested_trials() if known.number in self._run.records]:
             for name, value in trial.configuration.items():
-                did_nothing = value == usual[name] and trial.asked[name] not in (value, self._baseline.asked[name])
-                idle |= {(name, trial.asked[name])} if did_nothing else set()
+                did_nothing = value == usual[name] and trial.requested[name] not in (
+                    value,
+                    self._baseline.requested[name],
+                )
+                idle |= {(name, trial.requested[name])} if did_nothing else set()
                 acting |= {(name, value)}
         return idle - acting
 
@@ -121,9 +128,9 @@ class Standings:
         for trial in self.ended():
             record, batch_ratio = records[trial.number], self.batch_ratio(trial.configuration)
             best_leader = best_leaders.get(batch_ratio)
-            best_records = [] if best_leader is None else [best_leader.in_search]
+            best_records = [] if best_leader is None else [best_leader.search_record]
             ratios = trial.log_ratios if record.outcome.measured or record.outcome is Outcome.UNSTABLE else []
-            own, earlier = numerics_of(trial.configuration), self._earlier.get(trial.asked)
+            own, earlier = numerics_of(trial.configuration), self._earlier.get(trial.requested)
             starts = costs.start_seconds(record)
             if record.pairing is Pairing.BRACKETED:
                 starts += costs.start_seconds(baseline)
@@ -159,23 +166,23 @@ class Standings:
             return 1.0
         return configuration.update_size / self._run.baseline.update_size
 
-    def evidence(self) -> Evidence:
-        """Return the evidence that proposals use."""
+    def observations(self) -> Observations:
+        """Return the observations that proposals use."""
         candidates, ended = self.candidates(), {trial.number: trial for trial in self.ended()}
         ratios = {
-            ended[candidate.number].asked: candidate.ratio
+            ended[candidate.number].requested: candidate.ratio
             for candidate in candidates
             if candidate.measured and not candidate.unstable
         }
         unstable = {candidate.number for candidate in candidates if candidate.unstable}
-        return Evidence(
-            ratios={self._baseline.asked: 0.0, **ratios},
+        return Observations(
+            ratios={self._baseline.requested: 0.0, **ratios},
             failed=[
-                trial.asked
+                trial.requested
                 for number, trial in ended.items()
                 if number in unstable or not self._run.records[number].outcome.measured
             ],
-            running=[trial.asked for trial in self.searched() if trial.number not in ended],
+            running=[trial.requested for trial in self.searched() if trial.number not in ended],
             over_critical=self.over_critical() if self._run.options.objective == "time_to_loss" else 0.0,
         )
 
@@ -262,7 +269,7 @@ class Standings:
                     found = math.inf
         return found
 
-    def learning_result(self, leader: Finalist) -> LearningResult | str | None:
+    def learning_result(self, leader: LeaderTrials) -> LearningResult | str | None:
         """Return how a leader with another batch size learns, or why that is not known; None before it is looked at."""
         configuration = leader.trial.configuration
         branch = None if self.batch_ratio(configuration) == 1 else self.branch_of(configuration)
@@ -280,11 +287,11 @@ class Standings:
 
     # ------------------------------------------------------------------------------------------- the leaders
 
-    def leaders(self) -> list[Finalist]:
+    def leaders(self) -> list[LeaderTrials]:
         """Return all leaders in the order in which they were begun, the confirmed ones by when they were confirmed."""
         # The last one is the best leader, whichever was begun first: it has beaten the others.
 
-        def order(leader: Finalist) -> tuple[bool, float, int]:
+        def order(leader: LeaderTrials) -> tuple[bool, float, int]:
             is_confirmed = leader.looks.standing is Standing.CONFIRMED
             record = self._run.records.get(leader.trial.number)
             written = 0.0 if record is None or not is_confirmed else record.ended_at_seconds or 0.0
@@ -293,20 +300,20 @@ class Standings:
         known = [self.leader(number) for number, trial in list(self._run.trials.items()) if trial.looks]
         return sorted(known, key=order)
 
-    def leader(self, number: int) -> Finalist:
+    def leader(self, number: int) -> LeaderTrials:
         """Return the trials of a leader's confirmation, by the number of that of its processes."""
         run, trial = self._run, self._run.trials[number]
         looks = trial.looks[-1]
         # A side that failed before its first slice has left no record.
         reference = run.trials.setdefault(looks.reference, Trial(looks.reference, Phase.CONFIRM, run.baseline))
-        return Finalist(
+        return LeaderTrials(
             reference=reference,
             trial=trial,
             best_leader=None if looks.champion is None else run.trials.get(looks.champion),
-            in_search=run.records[looks.candidate],
+            search_record=run.records[looks.candidate],
         )
 
-    def weigh_leader(self, leader: Finalist) -> Leader:
+    def weigh_leader(self, leader: LeaderTrials) -> Leader:
         """Return a leader as it is weighed."""
         records = self.records_with(leader)
         expected, least = costs.pair_seconds(records), costs.pair_seconds(records, least=True)
@@ -315,7 +322,7 @@ class Standings:
         number, configuration = leader.trial.number, leader.trial.configuration
         ratio = self.batch_ratio(configuration)
         branch, result = self.branch_of(configuration), self.learning_result(leader)
-        starts = sum(map(costs.start_seconds, (self._run.records[0], leader.in_search)))
+        starts = sum(map(costs.start_seconds, (self._run.records[0], leader.search_record)))
         return Leader(
             number=number,
             candidate=leader.looks.candidate,
@@ -325,17 +332,23 @@ class Standings:
             pair_seconds=expected,
             least_pair_seconds=least,
             batch_ratio=ratio,
-            unmeasured_changes=unmeasured_changes(number, leader.asked, self._run.baseline, self._run.records.values()),
+            unmeasured_changes=unmeasured_changes(
+                number, leader.requested, self._run.baseline, self._run.records.values()
+            ),
             ablation_seconds=starts + self._measured_seconds,
-            unlearned=ratio != 1 and self.can_branch and branch is None,
-            learning_needs=0.0 if branch is None or ratio == 1 else branch.needs_seconds or 0.0,
+            learning_untested=ratio != 1 and self.can_branch and branch is None,
+            learning_seconds_needed=0.0 if branch is None or ratio == 1 else branch.needs_seconds or 0.0,
             same_loss=result.speedup if isinstance(result, LearningResult) else None,
         )
 
-    def records_with(self, leader: Finalist) -> list[TrialRecord]:
+    def records_with(self, leader: LeaderTrials) -> list[TrialRecord]:
         """Return the search's records of all that take turns in a confirmation."""
         best_leader = self.best_leader_beside(leader.trial.configuration) if leader.best_leader is not None else None
-        return [self._run.records[0], leader.in_search, *([] if best_leader is None else [best_leader.in_search])]
+        return [
+            self._run.records[0],
+            leader.search_record,
+            *([] if best_leader is None else [best_leader.search_record]),
+        ]
 
     def has_known_numerics(self, configuration: Configuration) -> bool:
         """Return whether a configuration computes as the baseline does, or was compared with float32."""
@@ -343,7 +356,7 @@ class Standings:
         check = parity_checks(self._run.records.values()).get(own)
         return own == numerics_of(self._run.baseline) or (check is not None and check.conclusive)
 
-    def best_leaders(self) -> dict[float, Finalist]:
+    def best_leaders(self) -> dict[float, LeaderTrials]:
         """Return the leaders that were confirmed, the last one of each batch ratio: it has beaten the others of it."""
         return {
             self.batch_ratio(leader.trial.configuration): leader
@@ -351,21 +364,21 @@ class Standings:
             if leader.looks.standing is Standing.CONFIRMED
         }
 
-    def best_leader_beside(self, configuration: Configuration) -> Finalist | None:
+    def best_leader_beside(self, configuration: Configuration) -> LeaderTrials | None:
         """Return the confirmed leader of the same batch size, which a configuration must beat."""
         return self.best_leaders().get(self.batch_ratio(configuration))
 
-    def claim(self, leader: Finalist) -> LogInterval | None:
+    def claim(self, leader: LeaderTrials) -> LogInterval | None:
         """Return the logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
         return self._interval(leader, leader.instances, self._run.baseline, leader.baseline_compilations)
 
-    def over_best_leader(self, leader: Finalist, best_leader: Finalist) -> LogInterval | None:
+    def over_best_leader(self, leader: LeaderTrials, best_leader: LeaderTrials) -> LogInterval | None:
         """Return the same over the best leader, from rounds that both were in."""
         return self._interval(leader, leader.over_best_leader, best_leader.trial.configuration)
 
     def _interval(
         self,
-        leader: Finalist,
+        leader: LeaderTrials,
         instances: Sequence[Sequence[float]],
         other: Configuration,
         compilations: int | None = None,
@@ -381,10 +394,10 @@ class Standings:
         )
 
     def process_prior(self, *, without: int = 0) -> ProcessPrior:
-        """Return how much fresh pairs of processes should vary, by all trials but one candidate's.
+        """Return the prior for the variance between process pairs, from all trials except those of `without`.
 
-        That candidate's slices in the search count where the others have too few: they tell how noisy the machine
-        is, and nothing of its processes.
+        That candidate's search slices count only if the others are too few: they show how noisy the machine is,
+        and nothing of its processes.
         """
         baseline, leaders = self._run.records[0], self.leaders()
         trials = [

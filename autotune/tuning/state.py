@@ -19,12 +19,12 @@ from autotune.stats.same_loss import USUAL_OVER_CRITICAL, log_examples
 PROCESS_DEVIATION = 0.02  # log deviation between processes that is allowed for where few were measured
 EXCLUDED_GAIN = 0.10  # excluded for `no_significant_gain`, or `min_gain` where that is larger
 BY_ERRORS = 1.5  # standard errors above what counts: the best of many looks faster by chance
-CLEARLY_FASTER = 0.03  # how much faster than the best leader, as a logarithm, a candidate must look
+MIN_LEAD_OVER_BEST = 0.03  # how much faster than the best leader, as a logarithm, a candidate must look
 MOST_LOOKS = 8  # at one candidate, that are kept time for
 NO_SPREAD = Spread(deviation=0.0, degrees=0)
 USUAL_PRIOR = ProcessPrior(deviation=0.04, degrees=8)
 UNDECIDED = (Standing.NOT_SHOWN, Standing.OUT_OF_TIME)  # of leaders that were looked at, and may have a gain
-SURE = 0.05  # the chance to err in saying that no candidate gains more than a bound
+EXCLUSION_ERROR = 0.05  # the chance to err in saying that no candidate gains more than a bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,8 @@ class Leader:
     batch_ratio: float = 1.0  # as a candidate's
     unmeasured_changes: tuple[str, ...] = ()  # that may be left out of it to see what they give, and were not yet
     ablation_seconds: float = 1.0  # what leaving one of them out takes
-    unlearned: bool = False  # it trains other batches than the baseline, and its learning was not compared yet
-    learning_needs: float = 0.0  # seconds that comparing it needs, where those kept for it were too few
+    learning_untested: bool = False  # it trains other batches than the baseline, and its learning was not compared yet
+    learning_seconds_needed: float = 0.0  # seconds that comparing it needs, where those kept for it were too few
     same_loss: LogInterval | None = None  # the logarithm of the same-loss speed-up; None where it was not measured
 
     @property
@@ -119,15 +119,15 @@ class State:
     interrupted: bool = False
 
     @cached_property
-    def opened(self) -> list[Leader]:
+    def open_leaders(self) -> list[Leader]:
         """The leaders whose confirmations are open."""
         return [leader for leader in self.leaders if leader.standing is Standing.OPEN]
 
     @cached_property
-    def open(self) -> Leader | None:
-        """One of them: the first that is not being measured now, where there is one."""
-        idle = [leader for leader in self.opened if leader.number not in self.busy]
-        return next(iter(idle or self.opened), None)
+    def next_open_leader(self) -> Leader | None:
+        """The first open leader that is not being measured now; the first one if all are."""
+        idle = [leader for leader in self.open_leaders if leader.number not in self.busy]
+        return next(iter(idle or self.open_leaders), None)
 
     @cached_property
     def best_leaders(self) -> dict[float, Leader]:
@@ -143,7 +143,9 @@ class State:
     def larger_batch(self) -> Leader | None:
         """The confirmed leader with another batch size that reaches the same losses soonest, as far as is known."""
         others = [leader for leader in self.best_leaders.values() if not leader.is_same_training]
-        return max(others, key=lambda leader: (leader.same_loss is not None, self.worth(leader)), default=None)
+        return max(
+            others, key=lambda leader: (leader.same_loss is not None, self.equal_loss_gain(leader)), default=None
+        )
 
     @cached_property
     def recommended(self) -> Leader | None:
@@ -169,7 +171,7 @@ class State:
     def best_leader(self) -> Leader | None:
         """The leader that is recommended, or will be if its learning bears it out."""
         larger = self.larger_batch
-        if self.recommended is None and larger is not None and larger.unlearned and self.learning_seconds > 0:
+        if self.recommended is None and larger is not None and larger.learning_untested and self.learning_seconds > 0:
             return larger
         return self.recommended
 
@@ -177,14 +179,14 @@ class State:
         """Return the logarithm of the examples that a larger batch should need to a loss, over the baseline's."""
         return log_examples(max(1.0, batch_ratio), self.over_critical)
 
-    def worth(self, leader: Leader) -> float:
+    def equal_loss_gain(self, leader: Leader) -> float:
         """Return the logarithm of a confirmed leader's speed-up to the same loss: measured, or as it should be."""
         if leader.same_loss is not None:
             return leader.same_loss.value
         return (0.0 if leader.ratio is None else leader.ratio.value) - self.more_examples(leader.batch_ratio)
 
     @cached_property
-    def standing(self) -> dict[int, Leader]:
+    def leaders_by_candidate(self) -> dict[int, Leader]:
         """The leaders by the numbers of their trials in the search; the last one of each."""
         return {leader.candidate: leader for leader in self.leaders}
 
@@ -211,27 +213,29 @@ class State:
         """Return the candidate with this number."""
         return next(candidate for candidate in self.candidates if candidate.number == number)
 
-    def upper(self, candidate: Candidate) -> float:
-        """Return the gain excluded for a candidate, as a logarithm, with `SURE` for all candidates together."""
-        leader = self.standing.get(candidate.number)
+    def gain_upper_bound(self, candidate: Candidate) -> float:
+        """Return the gain excluded for a candidate, as a logarithm; `EXCLUSION_ERROR` is for all together."""
+        leader = self.leaders_by_candidate.get(candidate.number)
         if leader is not None and leader.ratio is not None and leader.standing in UNDECIDED:
             return leader.ratio.high
         if not candidate.measured:
             return -math.inf  # it cannot be run
         measured = sum(known.measured for known in self.candidates)
         degrees = max(1, self.spread.degrees)
-        return candidate.ratio + t_quantile(1 - 2 * SURE / measured, degrees) * candidate.error(self.spread)
+        return candidate.ratio + t_quantile(1 - 2 * EXCLUSION_ERROR / measured, degrees) * candidate.error(self.spread)
 
     @cached_property
     def stable(self) -> list[Candidate]:
         """The candidates that were measured, and failed no check in the search or in fresh processes."""
-        broken = {number for number, leader in self.standing.items() if leader.standing is Standing.UNSTABLE}
+        broken = {
+            number for number, leader in self.leaders_by_candidate.items() if leader.standing is Standing.UNSTABLE
+        }
         sound = [known for known in self.candidates if known.measured and not known.unstable]
         return [known for known in sound if known.number not in broken]
 
-    def most(self, candidate: Candidate) -> float:
-        """Return the same of the gain to the same loss."""
-        return self.upper(candidate) - self.more_examples(candidate.batch_ratio)
+    def equal_loss_upper_bound(self, candidate: Candidate) -> float:
+        """Return the upper bound of the gain to equal loss, as a logarithm."""
+        return self.gain_upper_bound(candidate) - self.more_examples(candidate.batch_ratio)
 
     @cached_property
     def likely_leaders(self) -> list[Candidate]:
@@ -244,14 +248,14 @@ class State:
         errors = BY_ERRORS if self.more_candidates else 1.0
         best_leaders = self.best_leaders.values()
 
-        def floor(candidate: Candidate) -> float:
+        def threshold(candidate: Candidate) -> float:
             least, best = math.log1p(self.min_gain), self.leader_to_beat(candidate)
             if best is not None and best.ratio is not None:
-                least = max(least, best.ratio.value + CLEARLY_FASTER)
+                least = max(least, best.ratio.value + MIN_LEAD_OVER_BEST)
             if candidate.is_same_training:
                 return least
             other_batches = [
-                self.worth(leader) for leader in best_leaders if leader.batch_ratio != candidate.batch_ratio
+                self.equal_loss_gain(leader) for leader in best_leaders if leader.batch_ratio != candidate.batch_ratio
             ]
             return max([least, *(worth + self.more_examples(candidate.batch_ratio) for worth in other_batches)])
 
@@ -259,42 +263,50 @@ class State:
             best = self.best_leaders.get(candidate.batch_ratio)
             return best is not None and self.has_known_numerics(self.candidate(best.candidate))
 
-        judged = {number for number, leader in self.standing.items() if leader.standing is not Standing.OUT_OF_TIME}
+        judged = {
+            number
+            for number, leader in self.leaders_by_candidate.items()
+            if leader.standing is not Standing.OUT_OF_TIME
+        }
         able = [
             candidate
             for candidate in self.stable
             if not candidate.pruned
             and candidate.number not in self.busy
             and candidate.number not in judged
-            and candidate.ratio - errors * candidate.error(self.spread) > floor(candidate)
+            and candidate.ratio - errors * candidate.error(self.spread) > threshold(candidate)
             and (self.has_known_numerics(candidate) or not needs_known(candidate))
         ]
 
         def rank(candidate: Candidate) -> tuple[bool, bool, float]:
             can_be_recommended = candidate.is_same_training or self.learning_seconds > 0
-            return self.has_known_numerics(candidate), can_be_recommended, self.promise(candidate)
+            return self.has_known_numerics(candidate), can_be_recommended, self.min_equal_loss_gain(candidate)
 
         return sorted(able, key=rank, reverse=True)
 
-    def promise(self, candidate: Candidate) -> float:
+    def min_equal_loss_gain(self, candidate: Candidate) -> float:
         """Return the logarithm of the speed-up to the same loss that a candidate should at least have."""
         return candidate.ratio - self.more_examples(candidate.batch_ratio) - candidate.error(self.spread)
 
     @cached_property
     def unclear(self) -> list[Candidate]:
         """The candidates of the same training of which a gain above the bound is not excluded."""
-        known = {*self.standing, *self.busy}
+        known = {*self.leaders_by_candidate, *self.busy}
         return [found for found in self.doubtful(self.bound) if found.is_same_training and found.number not in known]
 
     def doubtful(self, bound: float) -> list[Candidate]:
         """Return the candidates that may gain more than a bound to the same loss; the most doubtful first."""
-        return sorted((known for known in self.stable if self.most(known) >= bound), key=self.most, reverse=True)
+        return sorted(
+            (known for known in self.stable if self.equal_loss_upper_bound(known) >= bound),
+            key=self.equal_loss_upper_bound,
+            reverse=True,
+        )
 
     def looks_to_exclude(self, candidate: Candidate, bound: float) -> int:
         """Return after how many looks again a gain above a bound should be excluded; at most `MOST_LOOKS`."""
         # One that looked slower than the baseline is taken to be as fast: it looked so by chance.
         of_process = max(1, candidate.pairs // candidate.processes)
-        quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
+        quantile = (self.gain_upper_bound(candidate) - candidate.ratio) / candidate.error(self.spread)
         needed = self.more_examples(candidate.batch_ratio)
         for looks in range(MOST_LOOKS):
             more = replace(candidate, pairs=candidate.pairs + looks * of_process, processes=candidate.processes + looks)
@@ -307,7 +319,7 @@ class State:
         """The leaders that were not shown to be faster, and of which a gain above the bound is not excluded."""
         return [
             leader
-            for leader in self.standing.values()
+            for leader in self.leaders_by_candidate.values()
             if leader.standing in UNDECIDED
             and leader.is_same_training
             and (leader.ratio is None or leader.ratio.high >= self.bound)
@@ -321,7 +333,7 @@ class State:
         for same in (True, False):
             sound = [candidate for candidate in self.stable if candidate.is_same_training is same]
             if sound:
-                latest = max(latest, self.candidates.index(max(sound, key=self.promise)))
+                latest = max(latest, self.candidates.index(max(sound, key=self.min_equal_loss_gain)))
         return len(self.candidates) - 1 - latest
 
     @property

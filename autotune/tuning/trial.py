@@ -59,7 +59,7 @@ class Trial:
         self.number = number
         self.objective: Objective = objective  # what its pairs are compared by
         self.phase = phase
-        self.configuration = self.asked = configuration
+        self.configuration = self.requested = configuration
         self.reference: Trial | None = None  # the baseline that its pairs stand beside
         self.started_at = now_utc()
         self.place: Place | None = None  # where its latest process runs
@@ -79,10 +79,10 @@ class Trial:
         self._rated: tuple[object, list[RatedPair]] = (None, [])  # for which pairs and costs, and the pairs rated
 
     @classmethod
-    def of_record(cls, record: TrialRecord, objective: Objective = "throughput") -> Trial:
+    def from_record(cls, record: TrialRecord, objective: Objective = "throughput") -> Trial:
         """Return a trial as its record tells it, without a process."""
         trial = cls(record.trial, record.phase, Configuration(record.configuration), objective)
-        trial.asked = Configuration(record.asked or record.configuration)
+        trial.requested = Configuration(record.asked or record.configuration)
         for name in _RAW:
             setattr(trial, name, getattr(record, name))
         if record.seat is not None:
@@ -211,7 +211,7 @@ class Trial:
             trial=self.number,
             phase=self.phase,
             configuration=dict(self.configuration),
-            asked=None if self.asked == self.configuration else dict(self.asked),
+            asked=None if self.requested == self.configuration else dict(self.requested),
             outcome=outcome,
             reason=reason,
             log_tail=log_tail,

@@ -160,7 +160,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
         observe(Notice(text=text))
 
     with (
-        directory.claim() if earlier is None else directory.reopen(),
+        directory.create_and_lock() if earlier is None else directory.reopen(),
         lock_devices(directory.path, _devices_of(options, places), say=say, wait=wait, advice=WAIT_ADVICE) as waited,
     ):
         began = request.began + waited
@@ -386,7 +386,7 @@ def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float) -> Watc
         failure = failed
     finally:
         process.kill()
-    record = run.keep(trial.record(Outcome.OK, failure=failure))
+    record = run.save_record(trial.record(Outcome.OK, failure=failure))
     if isinstance(failure, DeviceUnavailable) or (failure is None and not trial.slices):
         return None
     return Watch(

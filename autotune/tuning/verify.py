@@ -34,7 +34,7 @@ from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.stats.intervals import CONFIDENCE, claim_interval, process_prior
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, Finalist, FreshPairs, SlicePlan
+from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.events import Notice, Observer, count_interruptions, silent
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.run import CLOSING_SECONDS, Interrupted, Invocation, Run, TimeIsUp
@@ -43,7 +43,7 @@ from autotune.tuning.seat import Seat
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET = f"{VERIFY_SECONDS:.0f}s"
-FEWEST_PROCESSES, MOST_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured
+VERIFY_MIN_PROCESSES, VERIFY_MAX_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured
 LARGER = 2.0  # ratio of the budget that is advised to one that was too small
 
 
@@ -105,7 +105,7 @@ def verify(
     )
     reference = reference_to(workload, loaded.workload.arguments if args is None else args)
     by_object = isinstance(workload, Workload) and workload.name is None
-    return measure_in_passing(
+    return run_in_temporary_directory(
         reference,
         options,
         observe,
@@ -117,7 +117,7 @@ def verify(
 T = TypeVar("T")
 
 
-def measure_in_passing(
+def run_in_temporary_directory(
     reference: WorkloadReference,
     options: Options,
     observe: Observer,
@@ -203,8 +203,8 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             side = Configuration(recipe.configuration)
             run.confirmed.carry(side, carried, recipe.evidence.compile_seconds or 0.0)
         until = run.options.budget - CLOSING_SECONDS
-        in_search = _make_search_record(recipe, seat.baseline.warm)
-        confirmation, baseline_failure = measure_pairs(in_search, seat, until=until)
+        search_record = _make_search_record(recipe, seat.baseline.warm)
+        confirmation, baseline_failure = measure_pairs(search_record, seat, until=until)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError("interrupted before the claim was judged")
         now = measured_claim(confirmation, run)
@@ -230,26 +230,26 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         )
 
 
-def measure_pairs(in_search: TrialRecord, seat: Seat, *, until: float) -> tuple[Finalist, str]:
+def measure_pairs(search_record: TrialRecord, seat: Seat, *, until: float) -> tuple[LeaderTrials, str]:
     """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did.
 
-    `in_search` is what a search would know of the configuration.
+    `search_record` is what a search would know of the configuration.
     """
     run = seat.run
-    records = [run.records[0], in_search]
-    confirmation = Finalist(
+    records = [run.records[0], search_record]
+    confirmation = LeaderTrials(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
-        trial=run.new_trial(Phase.CONFIRM, Configuration(in_search.configuration)),
+        trial=run.new_trial(Phase.CONFIRM, Configuration(search_record.configuration)),
         best_leader=None,
-        in_search=in_search,
+        search_record=search_record,
     )
     timeout = costs.trial_timeout(
-        run.options.budget, first_step=in_search.start_seconds, ready=seat.baseline.warm.ready_seconds
+        run.options.budget, first_step=search_record.start_seconds, ready=seat.baseline.warm.ready_seconds
     )
     pairs, failures, why = FreshPairs(run, timeout=timeout), 0, ""
     expected = costs.pair_seconds(records)
     while (
-        len(confirmation.measured) < MOST_PROCESSES
+        len(confirmation.measured) < VERIFY_MAX_PROCESSES
         and confirmation.failure is None
         and failures < BASELINE_FAILURES
         and until - run.clock() >= expected
@@ -268,9 +268,9 @@ def measure_pairs(in_search: TrialRecord, seat: Seat, *, until: float) -> tuple[
     if run.model_error is not None:
         raise run.model_error
     if confirmation.reference.slices:
-        run.keep(confirmation.reference.record(Outcome.OK), announce=False)
+        run.save_record(confirmation.reference.record(Outcome.OK), announce=False)
     now = measured_claim(confirmation, run)  # over processes, not over all slices
-    run.keep(confirmation.record().model_copy(update={"speedup": now and now.ratio}))
+    run.save_record(confirmation.record().model_copy(update={"speedup": now and now.ratio}))
     return confirmation, why if failures == BASELINE_FAILURES else ""
 
 
@@ -332,7 +332,7 @@ def _make_search_record(recipe: Recipe, warm: WarmUp) -> TrialRecord:
     )
 
 
-def measured_claim(leader: Finalist, run: Run, *, confidence: float = CONFIDENCE) -> LogInterval | None:
+def measured_claim(leader: LeaderTrials, run: Run, *, confidence: float = CONFIDENCE) -> LogInterval | None:
     """Return the logarithm of the speed-up over processes; None before the second."""
     instances = leader.instances
     if len(instances) < 2:
@@ -348,7 +348,7 @@ def measured_claim(leader: Finalist, run: Run, *, confidence: float = CONFIDENCE
     )
 
 
-def _find_failure(confirmation: Finalist, limits: Limits) -> str | None:
+def _find_failure(confirmation: LeaderTrials, limits: Limits) -> str | None:
     """Return the failure or the failed stability check; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:

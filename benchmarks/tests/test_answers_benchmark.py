@@ -219,10 +219,10 @@ def test_a_plain_training_is_as_fast_as_its_median_call(monkeypatch, capsys):
     class Left(Exception):
         pass
 
-    def leave(status):
+    def exit_now(status):
         raise Left
 
-    monkeypatch.setattr(plain_script, "leave", leave)
+    monkeypatch.setattr(plain_script, "exit_now", exit_now)
     recipe = plain_script.Recipe.load(RECIPE)
     moments = iter([0.0, 30.0, 31.0, 32.0, 33.0, 50.0, 51.0, 52.0, 53.0, 54.0])  # compiles, then an epoch ends
     timer = plain_script.Timer(recipe, seconds=4.0, clock=lambda: next(moments))

@@ -70,14 +70,14 @@ def ratios_in_replay(recording, pairs=2000):
     found = []
     while len(found) < pairs:
         sides = [trials.launch(each, log="", data=None) for each in (BASELINE, BASELINE.replace(jit_compile=True))]
-        for each in sides:
-            each.warm_up(60.0)
+        for side in sides:
+            side.warm_up(60.0)
         for _ in range(5):
-            slices = [each.measure(5.0, 60.0) for each in sides]
-            rates = [math.log(each.examples / each.seconds) for each in slices]
+            slices = [side.measure(5.0, 60.0) for side in sides]
+            rates = [math.log(slice_.examples / slice_.seconds) for slice_ in slices]
             found.append(rates[1] - rates[0])
-        for each in sides:
-            each.kill()
+        for side in sides:
+            side.kill()
     return found
 
 
@@ -92,7 +92,7 @@ def test_pairs_of_a_replay_vary_as_they_were_recorded_to():
 def test_what_the_machine_does_to_both_sides_cancels_out():
     rng = random.Random(0)
     speeds = [0.5 * math.exp(rng.gauss(0, 0.3)) for _ in range(40)]
-    pool = [[((2000, each), (2000, each)) for each in speeds]]
+    pool = [[((2000, speed), (2000, speed)) for speed in speeds]]
     recording = dataclasses.replace(a_recording(), pools={"quiet": pool})
     assert max(map(abs, ratios_in_replay(recording, 50))) < 1e-6
 

@@ -132,7 +132,7 @@ def test_a_seat_that_is_silent_is_lost_and_made_anew(cluster, seats, tmp_path):
     trial = launch(trials, tmp_path / "one")
     trial.warm_up(120.0)
     actor = actor_of(trials)
-    (running,) = [each for each in below(actor) if not psutil.Process(each).children()]
+    (running,) = [process for process in below(actor) if not psutil.Process(process).children()]
     actor.send_signal(signal.SIGSTOP)
     with pytest.raises(SeatLost, match="has not answered for"):
         trial.measure(0.2, 0.5)
@@ -167,8 +167,8 @@ def test_nodes_come_and_go(cluster, seats, tmp_path):
         return len(trials.seats) == 2
 
     until(grown, "the second seat")
-    assert len({trials.place(each).seat for each in trials.seats}) == 2
-    both = [launch(trials, tmp_path / each, seat=each) for each in trials.seats]
+    assert len({trials.place(seat).seat for seat in trials.seats}) == 2
+    both = [launch(trials, tmp_path / seat, seat=seat) for seat in trials.seats]
     for each in both:
         each.warm_up(120.0)
     family = below(actor_of(trials))
@@ -228,8 +228,8 @@ def test_a_killed_driver_leaves_nothing_and_its_run_resumes(cluster, tmp_path):
 
     def finished():
         assert driver.poll() is None
-        records = [json.loads(each.read_bytes()) for each in run.glob("trials/*/result.json")]
-        return [each for each in records if each["phase"] == "search" and each["outcome"] == "ok"][2:]
+        records = [json.loads(path.read_bytes()) for path in run.glob("trials/*/result.json")]
+        return [record for record in records if record["phase"] == "search" and record["outcome"] == "ok"][2:]
 
     until(finished, "three trials")
     os.kill(driver.pid, signal.SIGKILL)
@@ -237,14 +237,14 @@ def test_a_killed_driver_leaves_nothing_and_its_run_resumes(cluster, tmp_path):
 
     def templates():
         found = []
-        for each in psutil.process_iter(["cmdline"]):
-            words = each.info["cmdline"] or []
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
             if "autotune.runtime.template" in words and "digits_mlp.py" in " ".join(words):
-                found.append(each.pid)
+                found.append(process.pid)
         return found
 
     until(lambda: not templates(), "the actors' trials to end")
-    before = {each.parent.name: json.loads(each.read_bytes()) for each in run.glob("trials/*/result.json")}
+    before = {path.parent.name: json.loads(path.read_bytes()) for path in run.glob("trials/*/result.json")}
     resume = [*command, "--resume", str(run), "--budget"]
     ended = with_enough_time(
         lambda budget: subprocess.run([*resume, f"{budget}s"], capture_output=True, text=True, check=False),

@@ -37,7 +37,7 @@ ELSEWHERE = {
 
 def of(*outcomes):
     """The faults that end so, without those that other tests have."""
-    chosen = [each for each in FAULTS if each.outcome in outcomes and each.name not in ELSEWHERE]
+    chosen = [fault for fault in FAULTS if fault.outcome in outcomes and fault.name not in ELSEWHERE]
     return pytest.mark.parametrize("fault", [pytest.param(each, id=each.name) for each in chosen])
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from autotune.data.facts import WorkloadFacts
 from autotune.runtime import protocol
-from autotune.runtime.executor import IN_SEARCH, TrialFailed, WarmUp
+from autotune.runtime.executor import SEARCH_TIMING, TrialFailed, WarmUp
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.protocol import Data, Trainings
 from autotune.runtime.trial_process import TrialProcess
@@ -30,7 +30,7 @@ from autotune.tuning.run_setup import baseline_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
-QUICK = dataclasses.replace(IN_SEARCH, warmup_seconds=0.3)
+QUICK = dataclasses.replace(SEARCH_TIMING, warmup_seconds=0.3)
 """Of trials whose speed nobody asks for: they hardly warm up."""
 PATIENCE_SECONDS = 150.0
 """How long something that must happen may take on a slow machine; none of it is asserted."""

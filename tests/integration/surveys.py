@@ -21,16 +21,16 @@ from autotune.script.survey import survey
 
 def main(folder: str, answers: Path) -> None:
     """Survey each."""
-    for each in sorted(Path(folder).iterdir()):
-        os.chdir(each)
-        settings = each / "settings.json"
+    for path in sorted(Path(folder).iterdir()):
+        os.chdir(path)
+        settings = path / "settings.json"
         given = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
         args = given.pop("args", [])
         reference = WorkloadReference(
-            file=str(each / "train.py"),
-            search_path=(str(each),),
+            file=str(path / "train.py"),
+            search_path=(str(path),),
             args=tuple(args),
-            script=ScriptSettings(scratch=str(each.parent.parent / f"{each.name}.scratch"), **given),
+            script=ScriptSettings(scratch=str(path.parent.parent / f"{path.name}.scratch"), **given),
         )
         try:
             facts, waiting = survey(reference, {}, lambda: None)
@@ -41,7 +41,7 @@ def main(folder: str, answers: Path) -> None:
         except WorkloadError as error:
             told = {"message": error.message, "hint": error.hint, "detail": error.detail}
         with answers.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"name": each.name, **told}) + "\n")
+            stream.write(json.dumps({"name": path.name, **told}) + "\n")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_an_input_of_another_shape_is_told_in_keras_words(build):
 
 
 EXHAUSTED = "the dataset was exhausted by its first pass: the second got nothing"
-STRATEGY = "model() builds the model under a {}, and trials open a strategy's scope by themselves"
+STRATEGY = "model() builds the model under a {}, but autotune opens the strategy scope itself"
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ STRATEGY = "model() builds the model under a {}, and trials open a strategy's sc
         (
             "distributed_already",
             {},
-            "dataset() returned a dataset that a tf.distribute strategy has distributed, and trials open a strategy's "
-            "scope by themselves",
+            "dataset() returned a dataset that a tf.distribute strategy has distributed, but autotune opens "
+            "the strategy scope itself",
             "tf.distribute",
         ),
     ],

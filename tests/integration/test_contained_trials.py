@@ -222,7 +222,7 @@ def test_the_writers_that_trials_omit_are_timed_once(opened, work, tmp_path, wri
     assert (first.ready.writing_seconds is not None) is is_timed
     saved = "saved 0 1-0.00.keras train.py" in (tmp_path / "0" / "log.txt").read_text()
     assert saved is is_timed
-    later = warm_up(processes, tmp_path / "1" / "log.txt", Data.found_by(first.started))
+    later = warm_up(processes, tmp_path / "1" / "log.txt", Data.from_started(first.started))
     assert later.ready.writing_seconds is None
     assert snapshot(work) == before
 

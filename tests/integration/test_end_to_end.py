@@ -92,10 +92,10 @@ def assert_nothing_left(tuner: int) -> None:
 def templates_of(tuner: int) -> list[psutil.Process]:
     """Templates and trials of a tuner, which stands in their command lines."""
     found = []
-    for each in psutil.process_iter(["cmdline"]):
-        command = each.info["cmdline"] or []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
         if "autotune.runtime.template" in command and str(tuner) in command:
-            found.append(each)
+            found.append(process)
     return found
 
 
@@ -153,7 +153,7 @@ def test_a_run_leaves_a_recipe_a_study_and_a_history(tuned):
 
 def assert_complete(run: Path) -> autotune.Recipe:
     """A run directory has all its files, each readable by what it is for; its recipe."""
-    assert not [each for each in run.rglob(".*") if each.name != ".lock"], "temporary files are left"
+    assert not [path for path in run.rglob(".*") if path.name != ".lock"], "temporary files are left"
     recipe = autotune.Recipe.load(run / "recipe.json")
     record = json.loads((run / "run.json").read_text())
     assert record["schema_version"] == 1
@@ -162,16 +162,16 @@ def assert_complete(run: Path) -> autotune.Recipe:
     history = autotune.load_history(run)
     results = sorted((run / "trials").glob("*/result.json"))
     assert len(history) == len(results) >= 2
-    assert [json.loads(each.read_text())["trial"] for each in results] == list(history["trial"])
+    assert [json.loads(result.read_text())["trial"] for result in results] == list(history["trial"])
     assert (history["phase"] == "baseline").sum() == 1
     assert history["throughput"].iloc[0] > 0
-    for each in results:
-        started = json.loads(each.read_text())["instances"] > 0
-        assert (each.parent / "log.txt").exists() == started
+    for result in results:
+        started = json.loads(result.read_text())["instances"] > 0
+        assert (result.parent / "log.txt").exists() == started
     storage = f"sqlite:///{run / 'study.db'}"
     (name,) = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage)
-    assert {each.state.name for each in study.trials} <= {"COMPLETE", "PRUNED", "FAIL"}
+    assert {trial.state.name for trial in study.trials} <= {"COMPLETE", "PRUNED", "FAIL"}
     return recipe
 
 
@@ -294,6 +294,6 @@ def test_a_killed_run_keeps_what_it_finished_and_can_be_resumed(tuner, tmp_path,
 
 def ends_of_slices(run: Path) -> list[float]:
     """When the slices of all trials ended, in seconds of the run."""
-    trials = [json.loads(each.read_text()) for each in (run / "trials").glob("*/result.json")]
-    pairs = [each[side] for trial in trials for each in trial["pairs"] for side in ("baseline", "candidate")]
+    trials = [json.loads(path.read_text()) for path in (run / "trials").glob("*/result.json")]
+    pairs = [pair[side] for trial in trials for pair in trial["pairs"] for side in ("baseline", "candidate")]
     return sorted({each["at"] for each in [*pairs, *(own for trial in trials for own in trial["slices"])]})

@@ -96,7 +96,7 @@ def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
     slices = case.trial.measure_continuously(0.2, 3, 60.0)
     assert is_stopped(case.trial.pid)
     assert len(slices) == 3
-    assert all(each.host_bytes > 50 << 20 for each in slices)
+    assert all(slice_.host_bytes > 50 << 20 for slice_ in slices)
     assert slices[2].steps > 0
 
 

@@ -106,7 +106,7 @@ def test_a_trial_counts_the_examples_of_each_batch(launch):
 def test_with_several_devices_it_says_that_no_strategy_is_tried(tmp_path):
     watcher, gpus = Watcher(), ("NVIDIA H100", "NVIDIA H100")
     quick_tune(simulated_trials(gpus=gpus), tmp_path / "run", global_batch=64, budget=60.0, trials=1, observe=watcher)
-    assert any("strategy is not varied: gradients" in each.text for each in watcher.of(Notice))
+    assert any("strategy is not varied: gradients" in notice.text for notice in watcher.of(Notice))
 
 
 @pytest.mark.fast

@@ -31,7 +31,7 @@ def test_the_installed_binary_is_asked_for_its_flags():
         stage=Stage.START,
         **variable_fields("XLA_FLAGS", {False: "false", True: "true"}, False, flag="xla_gpu_of_another_version"),
     )
-    names = [each.name for each in GPU_KNOBS if each.variable == "XLA_FLAGS"]
+    names = [knob.name for knob in GPU_KNOBS if knob.variable == "XLA_FLAGS"]
     with mock.patch.dict(KNOBS, {unknown.name: unknown}):
         assert list(missing_xla_flags([*names, unknown.name])) == [unknown.name]
 
@@ -40,8 +40,8 @@ def test_the_variables_of_the_table_stand_in_the_binary():
     spec = find_spec("tensorflow")
     assert spec is not None
     assert spec.origin is not None
-    names = {each.variable for each in GPU_KNOBS if each.variable} | {
-        each for each in REFUSED if each.startswith("TF_")
+    names = {knob.variable for knob in GPU_KNOBS if knob.variable} | {
+        name for name in REFUSED if name.startswith("TF_")
     }
     found = set()
     for library in Path(spec.origin).parent.glob("libtensorflow_*.so.*"):
@@ -69,7 +69,7 @@ def test_auto_clustering_acts_beside_the_users_flags(run, on):
 
 
 def test_passes_of_grappler_are_accepted(run):
-    names = [each.name for each in GPU_KNOBS if each.stage is Stage.RUNTIME]
+    names = [knob.name for knob in GPU_KNOBS if knob.stage is Stage.RUNTIME]
     printed, _ = run(
         f"""
         import tensorflow as tf

@@ -110,10 +110,10 @@ def test_batches_not_counted_in_time_are_as_large_as_the_first(build):
 
 def test_validation_too_long_to_count_is_not_counted_again(build):
     known = Data(examples=1_000_000, validation_uncounted=True, endless=False)
-    assert Data.found_by(build("long_and_validated", 8, data=known).started) == known
-    counted = Data.found_by(build("long_and_validated", 8).started)
+    assert Data.from_started(build("long_and_validated", 8, data=known).started) == known
+    counted = Data.from_started(build("long_and_validated", 8).started)
     assert counted.validation_examples == 8
-    assert Data.found_by(build("long_and_validated", 8, data=counted).started) == counted
+    assert Data.from_started(build("long_and_validated", 8, data=counted).started) == counted
 
 
 # ------------------------------------------------------------------------------------------------ whole epochs

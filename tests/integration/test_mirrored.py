@@ -155,7 +155,7 @@ def test_a_replica_that_dies_or_hangs_leaves_nothing(processes_of, monkeypatch, 
         trial.warm_up(PATIENCE_SECONDS if fault == "dies" else 20.0)
     assert caught.value.outcome is outcome
     until(lambda: is_gone(trial.pid), "the trial to end")
-    assert all(is_gone(each.pid) for each in set(psutil.Process().children(recursive=True)) - before)
+    assert all(is_gone(process.pid) for process in set(psutil.Process().children(recursive=True)) - before)
 
 
 TRAIN = """
@@ -189,7 +189,7 @@ def test_a_strategy_is_found_from_start_to_recipe(tmp_path):
     assert recipe.changes["strategy"] == "mirrored"
     assert "with recipe.scope():" in ended.stdout
     records = read_trials(RunDirectory(tmp_path / "run"))
-    assert any(each.scaling_efficiency for each in records if each.configuration["strategy"] == "mirrored")
+    assert any(record.scaling_efficiency for record in records if record.configuration["strategy"] == "mirrored")
     used = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert used.stdout.startswith("replicas 2"), used.stderr[-3000:]
 
@@ -251,8 +251,8 @@ def test_fit_of_keras_3_fails_with_several_workers(tmp_path):
         for each in range(2)
     ]
     try:
-        said = [each.communicate(timeout=PATIENCE_SECONDS)[0].splitlines() for each in workers]
+        said = [worker.communicate(timeout=PATIENCE_SECONDS)[0].splitlines() for worker in workers]
     finally:
-        for each in workers:
-            each.kill()
+        for worker in workers:
+            worker.kill()
     assert said == [["fit fails True", "loop trains 4"]] * 2

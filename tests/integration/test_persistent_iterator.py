@@ -100,8 +100,8 @@ def test_every_epoch_has_the_same_examples_in_another_order(run):
     assert len(seen) == 8
     for drop, epochs in seen:
         assert len(epochs) == EPOCHS
-        assert [len(each) for each in epochs] == [11 if drop else 12] * EPOCHS
-        examples = [[example for batch in each for example in batch] for each in epochs]
+        assert [len(epoch) for epoch in epochs] == [11 if drop else 12] * EPOCHS
+        examples = [[example for batch in epoch for example in batch] for epoch in epochs]
         if drop:
             assert all(len(set(each)) == len(each) == 11 * 128 for each in examples)
         else:

@@ -79,8 +79,8 @@ def test_the_kernels_of_a_gpu_are_read(tmp_path):
     (tmp_path / "card.xplane.pb").write_bytes(of_a_gpu(20))
     (tmp_path / "window.json").write_text(json.dumps({"steps": 20, "seconds": 0.02}), encoding="utf-8")
     (profile,) = read_profiles([tmp_path])
-    assert [each.name for each in profile.kernels] == list(KERNELS)
-    assert [each.kind for each in profile.kernels] == ["tensor cores", "kernel", "kernel"]
+    assert [kernel.name for kernel in profile.kernels] == list(KERNELS)
+    assert [kernel.kind for kernel in profile.kernels] == ["tensor cores", "kernel", "kernel"]
     assert profile.operation_seconds == pytest.approx(9e-4)
     assert profile.tensor_core_share == pytest.approx(6 / 9)
     found = find_bottleneck(StepFigures(waits=0.0, profile=profile))

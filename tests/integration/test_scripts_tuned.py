@@ -29,7 +29,7 @@ SLOW = pytest.mark.slow
 def digest(folder: Path) -> str:
     """Of all files below a directory."""
     whole = hashlib.sha256()
-    for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         whole.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return whole.hexdigest()
 
@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Path:
     """A user's directory, with the scripts in it."""
     made = tmp_path / "ünser work"
     made.mkdir()
-    for each in SCRIPTS.glob("*.py"):
-        shutil.copy(each, made)
+    for path in SCRIPTS.glob("*.py"):
+        shutil.copy(path, made)
     return made
 
 
@@ -119,7 +119,7 @@ def examples():
 
 def slices_in(run):
     """How many slices of a run are kept."""
-    return sum(len(each.pairs) + len(each.slices) for each in read_trials(RunDirectory(run)))
+    return sum(len(record.pairs) + len(record.slices) for record in read_trials(RunDirectory(run)))
 
 
 def test_a_module_is_tuned_resumed_verified_run_and_tuned_again(tmp_path):

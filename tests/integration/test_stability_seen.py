@@ -19,7 +19,7 @@ def test_new_lengths_are_compiled_for_by_xla_alone(launch, jit_compile):
     trial = launch("ragged", jit_compile=jit_compile)
     warm = trial.warm_up()
     assert warm.started.jit_compile is jit_compile
-    seen = [each.retraces for each in slices(trial)]
+    seen = [slice_.retraces for slice_ in slices(trial)]
     assert all(seen) if jit_compile else seen == [0, 0]
 
 
@@ -27,7 +27,7 @@ def test_new_lengths_are_compiled_for_by_xla_alone(launch, jit_compile):
 def test_a_fixed_shape_is_traced_once(launch, case, jit_compile):
     trial = launch(case, jit_compile=jit_compile)
     trial.warm_up()
-    assert [each.retraces for each in slices(trial)] == [0, 0]
+    assert [slice_.retraces for slice_ in slices(trial)] == [0, 0]
 
 
 def test_a_smaller_last_batch_that_comes_late_is_one_retrace(launch):

@@ -599,7 +599,7 @@ def test_a_pipelines_constants_are_found_where_they_stand(told):
     assert found["baseline"]["batch_size"] == 8
     assert found["baseline"]["prefetch"] == "autotune"
     assert found["baseline"]["num_parallel_calls"] == 2
-    assert {knob: [each["call"] for each in sites] for knob, sites in found["sites"].items()} == {
+    assert {knob: [site["call"] for site in sites] for knob, sites in found["sites"].items()} == {
         "batch_size": ["batch"],
         "num_parallel_calls": ["map"],
         "prefetch": ["prefetch"],
@@ -709,7 +709,7 @@ def test_the_longest_of_several_fits_is_tuned(told):
 def test_what_is_the_same_in_each_epoch_may_be_cached(told):
     found = script(told, "cacheable")
     assert found["baseline"]["cache"] is False
-    assert [(each["call"], each["line"]) for each in found["sites"]["cache"]] == [("map", 10)]
+    assert [(site["call"], site["line"]) for site in found["sites"]["cache"]] == [("map", 10)]
     assert "has a cache already" in script(told, "cached")["not_reached"]["cache"]
     for name, why in (("truncated", "comes before a shuffle"), ("uncounted", "elements is not known")):
         assert why in script(told, name)["not_reached"]["cache"]
@@ -746,14 +746,14 @@ def test_ordinary_code_of_other_shapes_is_surveyed(told):
 def test_the_executions_of_one_fit_count_together(told):
     found = script(told, "folds")
     assert (found["fit"], found["fit_calls"]) == (1, 4)
-    assert len({each["site"]["line"] for each in found["fits"]}) == 2
+    assert len({fit["site"]["line"] for fit in found["fits"]}) == 2
     assert found["fit_site"]["line"] == 10
 
 
 def test_a_loop_is_surveyed_up_to_its_second_slow_round(told):
     assert len(script(told, "slow_folds")["fits"]) == script(told, "slow_folds")["fit_calls"] == 2
     within = script(told, "slow_folds_of_the_last")
-    assert ([each["site"]["line"] for each in within["fits"]], within["fit_calls"]) == ([18, 15, 15], 2)
+    assert ([fit["site"]["line"] for fit in within["fits"]], within["fit_calls"]) == ([18, 15, 15], 2)
     assert len(script(told, "slow_folds_then_all")["fits"]) == script(told, "slow_folds_then_all")["fit"] == 5
 
 
@@ -806,7 +806,7 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
         ("validates_for_ever", "fit() in train.py, line 10: validation_data is infinite", "validation_steps"),
         ("raises", "train.py raised ValueError: no such column: é", "python train.py"),
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
-        ("asks", "asks for input", "argument of the script"),
+        ("asks", "reads from stdin", "argument of the script"),
         ("session", "train.py, line 3: opens a tf.compat.v1.Session", "tf.GradientTape"),
         ("parameter_server", "train.py, line 2: makes a ParameterServerStrategy: autotune does not tune it", "fit"),
         ("of_keras", "train.py, line 2: makes a keras.distribution.DataParallel: keras.", "MirroredStrategy"),

@@ -194,7 +194,7 @@ def opened(trials_of_script, monkeypatch):
 
 def others(trial):
     """The processes of a trial's other workers."""
-    return [each for each in psutil.Process(trial.pid).children() if os.getpgid(each.pid) == trial.pid]
+    return [process for process in psutil.Process(trial.pid).children() if os.getpgid(process.pid) == trial.pid]
 
 
 @pytest.mark.parametrize("source", [BY_ELEMENT, BY_STEPS, BY_FUNCTION])
