@@ -133,7 +133,7 @@ def test_it_is_said_which_keras_a_script_gets(environment, text):
             "cannot be isolated (unshare: Operation not permitted)",
             "seccomp",
         ),
-        ({"xprof": None}, "without xprof", "pip install xprof"),
+        ({"xprof": None}, "xprof is needed", "pip install xprof"),
     ],
 )
 def test_what_is_measured_less_well_is_a_fact_with_a_fix(changes, text, fix):

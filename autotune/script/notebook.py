@@ -247,6 +247,7 @@ class _Shell(_Idle):
             stream.write(body)
 
     def system(self, command: str, output: int | None = None) -> Any:
+        sys.stdout.flush()  # what was printed before comes first, also in a file
         return subprocess.run(_expand(command), shell=True, check=False, text=True, stdout=output)
 
     def getoutput(self, command: str) -> Any:
