@@ -119,7 +119,7 @@ def test_the_surveying_process_is_the_first_trial(opened, runs, tmp_path, data):
 
 TRACED = """
 def loss(y, predicted):
-    print("the loss is traced")
+    print("the loss is traced", flush=True)
     return tf.reduce_mean((y - predicted) ** 2)
 
 model.compile("sgd", loss)

@@ -877,8 +877,8 @@ def test_what_slows_the_steps_of_a_loop_is_named_with_its_line(told):
     ]
     assert script(told, "tape")["slow_parts"] == []
     (part,) = script(told, "step_in_its_loop")["slow_parts"]
-    assert part["what"].startswith("the step runs eagerly (train.py, line ")
-    assert part["what"].endswith("move it into a function of one batch to tune this)")
+    (site,) = script(told, "step_in_its_loop")["sites"]["graph_step"]
+    assert (site["call"], part["what"]) == ("train_step", f"the step runs eagerly (train.py, line {site['line']})")
 
 
 def test_a_value_that_is_asked_for_by_name_is_reached(told):
