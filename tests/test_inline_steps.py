@@ -319,7 +319,7 @@ class Trainer:
             {indented(STEP.replace("model", "self.__model"), 12)}
 """,
     "of_a_class": f"x = 1\nclass Trainer:\n    model = 2\n    for x in [1.0]:\n        {indented(STEP, 8)}\n",
-    "calls_a_whole_step": f"def step(x):\n    {indented(STEP, 4)}\nfor x in [1.0]:\n    step(x)\n    filters.apply(x)\n",
+    "calls_a_whole_step": f"def step(x):\n    {indented(STEP, 4)}\nfor x in [1.0]:\n    step(x)\n    other.apply(x)\n",
     "no_loop": f"def step(x):\n    {indented(STEP, 4)}\nstep(1.0)\n",
     "reads_all_names": f"for x in [1.0]:\n    {indented(STEP, 4)}\n".replace("model * x", "locals()['x']"),
     "in_a_class": f"class A:\n    def step(self, x):\n        {indented(STEP, 8)}\n",
