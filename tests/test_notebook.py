@@ -1,6 +1,7 @@
 """Notebooks as they are: their cells as a script with the same lines, refusals, sites, `run` and `show --diff`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,8 @@ def run(tmp_path):
         before = file.read_bytes()
         recipe_of(Path("train.py"), {"batch_size": 16}).save(tmp_path / "recipe.json")
         command = [sys.executable, "-W", "error", "-m", "autotune", "run", "recipe.json", "work/train.ipynb"]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        ended = subprocess.run(command, cwd=tmp_path, env=buffered, capture_output=True, text=True, check=False)
         assert file.read_bytes() == before
         assert sorted(path.name for path in folder.iterdir() if path.suffix != ".txt") == ["train.ipynb"]
         return ended

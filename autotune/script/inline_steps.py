@@ -318,6 +318,7 @@ class _Names:
 
     @property
     def known(self) -> set[str]:
+        """The names that are surely set when `until` begins."""
         return self._known - self.deleted
 
     def _visit(self, *nodes: ast.AST | None) -> None:
@@ -328,14 +329,11 @@ class _Names:
                 case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                     self.sets[name] = None
                 case ast.Name(id=name):
-                    self.read |= {} if name in self.sets else {name: None}
-                    self.surely_read |= {} if name in self.sets or self._depth else {name: None}
+                    self._note_read(name)
                 case ast.Delete(targets=targets):
                     self._visit(*targets)
                     self.deleted |= {target.id for target in targets if isinstance(target, ast.Name)}
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    self.sets[name] = None
-                case ast.Import() | ast.ImportFrom():
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Import() | ast.ImportFrom():
                     self.sets |= {name: None for name, _ in _stores(_together([node]))}
                 case ast.Assign(targets=targets, value=value):
                     self._visit(value, *targets)
@@ -344,7 +342,8 @@ class _Names:
                 case ast.AnnAssign(target=target, value=value):
                     self._visit(value, target)
                 case ast.AugAssign(target=ast.Name(id=name) as target, value=value):
-                    self._visit(ast.Name(name, ast.Load()), value, target)
+                    self._note_read(name)
+                    self._visit(value, target)
                 case ast.With(items=items, body=body) if any("suppress" in ast.unparse(item) for item in items):
                     self._visit(*items)
                     self._branch(body)
@@ -360,8 +359,7 @@ class _Names:
                     self._branch(others)
                 case ast.IfExp(test=test, body=value, orelse=other):
                     self._visit(test)
-                    self._branch([value])
-                    self._branch([other])
+                    self._one_of([value], [other])
                 case ast.For(iter=iterated, target=target, body=body, orelse=orelse):
                     self._visit(iterated)
                     self._branch([target, *body])
@@ -384,7 +382,12 @@ class _Names:
                 case ast.AST():
                     self._visit(*ast.iter_child_nodes(node))
 
-    def _one_of(self, *blocks: Sequence[ast.stmt]) -> None:
+    def _note_read(self, name: str) -> None:
+        if name not in self.sets:
+            self.read[name] = None
+            self.surely_read |= {} if self._depth else {name: None}
+
+    def _one_of(self, *blocks: Sequence[ast.AST]) -> None:
         """Visit statements of which one list runs: what each sets is set, but for those that lead elsewhere."""
         found = [(block, self._branch(block)) for block in blocks]
         common = [names for block, names in found if not block or not isinstance(block[-1], _LEAVES)]

@@ -121,9 +121,11 @@ main()
 """
 
 
-def test_a_step_in_its_loop_is_compiled_and_proven(trials_of_script):
-    trials = trials_of_script(INLINE.format(read="tf.random.normal([])"))
+@pytest.mark.parametrize("prepare", ["", "import time; time.sleep(1.5)"], ids=["alone", "shared_start"])
+def test_a_step_in_its_loop_is_compiled_and_proven(trials_of_script, prepare):
+    trials = trials_of_script(INLINE.format(read="tf.random.normal([])").replace("\n\n", f"\n{prepare}\n", 1))
     script = trials.facts.script
+    assert bool(script.shared_seconds) == bool(prepare)
     assert [(site.call, site.line) for site in script.sites["graph_step"]] == [("train_step", 14)]
     trial = trials.launch(graph_step=True)
     trial.warm_up(PATIENCE_SECONDS)
