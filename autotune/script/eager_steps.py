@@ -278,8 +278,7 @@ def _find_signature_obstacles(
         if name_of(decorator) not in ("staticmethod", "classmethod"):
             yield decorator, f"is decorated by {ast.unparse(decorator)}, which may replace it"
     usual = {default.value for default in function.args.defaults if isinstance(default, ast.Constant)}
-    is_method = scope.get("self") is not None and not is_moved(function)
-    names = [argument.arg for argument in function.args.args if not is_method or argument.arg != "self"]
+    names = [argument.arg for argument in function.args.args if scope.get("self") is None or argument.arg != "self"]
     for argument in (*function.args.args, *function.args.kwonlyargs):
         value = scope.get(argument.arg)
         if not _is_number(value) or value in usual:
